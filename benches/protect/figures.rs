@@ -80,6 +80,8 @@ pub struct SceneFigures {
     pub about: String,
     /// The bar for the p99 against that alone.
     pub max_ratio: f64,
+    /// The ways that must meet the bars; without any, the best of Plimsoll's.
+    pub must_hold: Vec<Way>,
     /// Millicores of the machine.
     pub capacity: f64,
     /// Millicores that the batch pods would use.

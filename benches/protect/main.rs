@@ -1,11 +1,11 @@
 //! Latency of important pods beside batch pods: unprotected, and protected in several ways.
 //!
-//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --length-factor 1 --only burst,redis --program FILE --write --assert]`
+//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --length-factor 1 --only burst,many,redis --program FILE --any-load --write --assert]`
 //!
 //! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
 //! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
 //! are medians of the rounds. Each request's latency goes to `target/bench/protect/`; `--write` renews the table and the plot of
-//! `docs/protection.md`.
+//! `docs/protection.md`. With `--any-load` it measures beside other processes, to see that a scene works: such figures are not written.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -35,9 +35,22 @@ fn argument(name: &str) -> Option<String> {
     args.nth(1)
 }
 
+/// Whether a list of scenes names this one; `many` is all of its sizes.
+fn names(list: &str, scene: &str) -> bool {
+    list.split(',').any(|named| {
+        let rest = scene.strip_prefix(named);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    })
+}
+
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|arg| arg == flag);
     let assert = has("--assert");
+    let any_load = has("--any-load");
+    if any_load && has("--write") {
+        println!("figures of a busy machine are not written: leave out --any-load");
+        return ExitCode::FAILURE;
+    }
     let Ok(hierarchy) = Hierarchy::detect(Path::new("/proc"), None) else {
         println!("not measured: no cgroup tree with the cpu controller is mounted");
         return ExitCode::from(u8::from(assert));
@@ -46,14 +59,11 @@ fn main() -> ExitCode {
     let length_factor: u32 =
         argument("--length-factor").map_or(1, |factor| factor.parse().unwrap());
     let only = argument("--only");
-    let wanted = |name: &str| {
-        let mut names = only.iter().flat_map(|only| only.split(','));
-        only.is_none() || names.any(|only| only == name)
-    };
+    let wanted = |name: &str| only.as_ref().is_none_or(|only| names(only, name));
     leftovers::remove_all(&hierarchy);
     let program =
         argument("--program").unwrap_or_else(|| env!("CARGO_BIN_EXE_plimsoll").to_owned());
-    let ground = Ground::new(hierarchy, program.into());
+    let ground = Ground::new(hierarchy, program.into(), any_load);
     let machine = ground.machine();
     println!("{machine}");
     let mut scenes: Vec<SceneFigures> = Scene::all(ground.cpus)

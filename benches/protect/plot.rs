@@ -10,7 +10,7 @@ use crate::report::Measured;
 use crate::ways::Way;
 
 const PANEL: (u32, u32) = (460, 340);
-const LEGEND: u32 = 44;
+const LEGEND: u32 = 62;
 
 pub fn draw(measured: &Measured, path: &Path) {
     let count = u32::try_from(measured.scenes.len().max(1)).unwrap();
@@ -102,7 +102,8 @@ const fn colour(way: Way) -> RGBColor {
     match way {
         Way::Alone => BLACK,
         Way::Unprotected => RGBColor(200, 40, 40),
-        Way::Quota | Way::Idle | Way::IdleAndQuota => RGBColor(20, 120, 60),
+        Way::BestEffort => RGBColor(150, 90, 20),
+        Way::Quota | Way::Idle | Way::LowestWeight | Way::IdleAndQuota => RGBColor(20, 120, 60),
         Way::Koordlet(_) | Way::Crane => RGBColor(60, 80, 180),
     }
 }

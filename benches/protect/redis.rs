@@ -51,6 +51,7 @@ pub fn measure(ground: &Ground, rounds: usize) -> Option<SceneFigures> {
             scene.important[0].request
         ),
         max_ratio: 1.1,
+        must_hold: Vec::new(),
         capacity: ground.capacity() as f64,
         batch_wants: ground.capacity() as f64,
         ways,
@@ -68,7 +69,7 @@ impl Drop for Server {
 }
 
 fn round(ground: &Ground, scene: &Scene, way: Way) -> Figures {
-    let cgroups = ground.cgroups(&scene.pods());
+    let cgroups = scene.cgroups(ground, way);
     let important = &scene.important[0];
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("redis.sock");

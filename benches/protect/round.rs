@@ -30,7 +30,7 @@ const QUIET: f64 = 0.1;
 const MAX_TRIES: u32 = 10;
 /// The important pods run alone for so long before the batch pods start.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Crane's rounds are long, and few.
+/// Crane's rounds are long, since it acts after 20 s for the first time, and few.
 const CRANE_ROUNDS: usize = 2;
 const CRANE_LENGTH: Duration = Duration::from_secs(40);
 
@@ -41,10 +41,12 @@ pub struct Ground {
     pub cpus: u32,
     /// What runs as load.
     pub program: PathBuf,
+    /// Measure beside other processes.
+    any_load: bool,
 }
 
 impl Ground {
-    pub fn new(hierarchy: Hierarchy, program: PathBuf) -> Self {
+    pub fn new(hierarchy: Hierarchy, program: PathBuf, any_load: bool) -> Self {
         let mut sampler = Sampler::new(Path::new("/proc"), hierarchy.clone());
         let mut sample = Sample::default();
         sampler.sample_node(boot_time(), &Demand::default(), &mut sample);
@@ -59,6 +61,7 @@ impl Ground {
             node,
             cpus,
             program,
+            any_load,
         }
     }
 
@@ -86,10 +89,9 @@ impl Ground {
 
     /// All ways in each round, one after the other.
     pub fn measure(&self, scene: &Scene, rounds: usize) -> SceneFigures {
-        // It acts after 20 s for the first time, so that its rounds are long: in one scene only.
-        let crane = scene.name == "burst";
-        let ways = Way::ALL.into_iter().chain(crane.then_some(Way::Crane));
-        let mut figures: Vec<(Way, Vec<Figures>)> = ways.map(|way| (way, Vec::new())).collect();
+        let rounds = rounds.min(scene.max_rounds);
+        let ways = scene.ways.iter();
+        let mut figures: Vec<(Way, Vec<Figures>)> = ways.map(|way| (*way, Vec::new())).collect();
         let mut csv = String::from("round,way,due_ms,latency_us,served\n");
         for round in 0..rounds {
             for (way, of_way) in &mut figures {
@@ -99,7 +101,7 @@ impl Ground {
                 let mut rows = String::new();
                 let measured = self.undisturbed(|| {
                     rows.clear();
-                    self.round(scene, *way, round, &mut rows)
+                    self.round(&scene.with(*way), *way, round, &mut rows)
                 });
                 csv.push_str(&rows);
                 println!("{} {}: {}", scene.name, way.name(), measured.line());
@@ -112,6 +114,7 @@ impl Ground {
             name: scene.name,
             about: scene.about.clone(),
             max_ratio: scene.max_ratio,
+            must_hold: scene.must_hold.clone(),
             capacity: self.capacity() as f64,
             batch_wants: wants.sum::<u64>() as f64,
             ways: figures,
@@ -122,6 +125,9 @@ impl Ground {
     pub fn undisturbed(&self, mut measure: impl FnMut() -> Figures) -> Figures {
         let quiet = self.capacity() as f64 * QUIET;
         for _ in 1..MAX_TRIES {
+            if self.any_load {
+                break;
+            }
             wait_until_quiet(quiet);
             let figures = measure();
             if figures.others < quiet {
@@ -134,7 +140,7 @@ impl Ground {
 
     fn round(&self, scene: &Scene, way: Way, round: usize, csv: &mut String) -> Figures {
         let program = &self.program;
-        let cgroups = self.cgroups(&scene.pods());
+        let cgroups = scene.cgroups(self, way);
         let worker = if scene.service.first_of_chain {
             Worker::chain(program, &scene.important, scene.service, &cgroups)
         } else {

@@ -40,8 +40,13 @@ pub enum Way {
     Quota,
     /// Plimsoll: idle class.
     Idle,
+    /// What Plimsoll does in place of the idle class where a kubelet or a kernel does not allow it, without quotas: the batch pods
+    /// have the lowest weight from the start.
+    LowestWeight,
     /// Plimsoll: idle class, then quota steps.
     IdleAndQuota,
+    /// The kernel alone, with `BestEffort` batch pods.
+    BestEffort,
     /// koordlet's formula at this percentage.
     Koordlet(u64),
     /// crane's steps.
@@ -60,12 +65,25 @@ impl Way {
         Self::Koordlet(THRESHOLD_PERCENT),
     ];
 
+    /// Those of the scenes *many*.
+    pub const MANY: [Self; 7] = [
+        Self::Alone,
+        Self::Unprotected,
+        Self::Quota,
+        Self::Idle,
+        Self::LowestWeight,
+        Self::IdleAndQuota,
+        Self::BestEffort,
+    ];
+
     pub fn name(self) -> String {
         match self {
             Self::Alone => "alone".to_owned(),
             Self::Unprotected => "unprotected".to_owned(),
             Self::Quota => "quota only".to_owned(),
             Self::Idle => "idle class only".to_owned(),
+            Self::LowestWeight => "weight 1 only".to_owned(),
+            Self::BestEffort => "BestEffort".to_owned(),
             Self::IdleAndQuota => "idle class and quota".to_owned(),
             Self::Koordlet(percent) => format!("koordlet's formula, {percent} %"),
             Self::Crane => "crane's steps".to_owned(),
@@ -74,7 +92,10 @@ impl Way {
 
     /// Whether it is one of Plimsoll's.
     pub const fn is_ours(self) -> bool {
-        matches!(self, Self::Quota | Self::Idle | Self::IdleAndQuota)
+        matches!(
+            self,
+            Self::Quota | Self::Idle | Self::LowestWeight | Self::IdleAndQuota
+        )
     }
 
     const fn throttle(self) -> Option<CpuThrottle> {
@@ -115,7 +136,7 @@ impl Control {
         let important = &scene.important;
         let threshold = ground.capacity() * THRESHOLD_PERCENT / 100;
         match way {
-            Way::Alone | Way::Unprotected => Self::Nothing,
+            Way::Alone | Way::Unprotected | Way::LowestWeight | Way::BestEffort => Self::Nothing,
             Way::Koordlet(percent) => {
                 Self::Koordlet(Koordlet::new(ground, cgroups, important, batch, percent))
             }

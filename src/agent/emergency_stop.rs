@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 use super::feed::WatchedObject;
 use super::rules::Seen;
 use crate::crd::emergency_stop::stop_reason;
-use crate::engine::policy::{PolicySet, Strategy};
+use crate::engine::policy::PolicySet;
 
 /// Everything in force is restored within this time.
 pub const RESTORE_WITHIN: Duration = Duration::from_secs(10);
@@ -80,16 +80,13 @@ impl EmergencyStop {
         self.reason.as_deref()
     }
 
-    /// The part of a policy that stays active: during a stop only Preview rules. `None` if no policy is known yet.
+    /// The part of a policy that stays active: during a stop only Previews. `None` if no policy is known yet.
     pub fn active_part(&self, policy: Option<&Arc<PolicySet>>) -> Option<Arc<PolicySet>> {
         if self.reason.is_none() {
             return policy.cloned();
         }
-        let mut active = policy.map(|it| PolicySet::clone(it)).unwrap_or_default();
-        active
-            .rules
-            .retain(|rule| rule.strategy == Strategy::Preview);
-        Some(Arc::new(active))
+        let active = policy.map(|it| PolicySet::clone(it)).unwrap_or_default();
+        Some(Arc::new(active.previews()))
     }
 }
 
@@ -148,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_leaves_only_preview_rules_active() {
+    fn a_stop_leaves_only_previews_active() {
         let rule = |id: &str, strategy: &str| {
             json!({
                 "id": id, "metric": "cpu_total_usage", "watermark": 1.0, "avoidanceThreshold": 1, "restoreThreshold": 1,
@@ -158,22 +155,27 @@ mod tests {
         let spec: crate::crd::NodeWatermarkSpec = serde_json::from_value(json!({
             "nodeUID": "u", "hash": "h", "rules": [rule("q/act", "None"), rule("q/show", "Preview")],
             "actions": [{"name": "close", "coolDownSeconds": 1, "disableScheduling": "NoSchedule"}],
+            "podPolicies": [
+                {"name": "act", "labels": [], "standing": {"idle": true, "burstMillicores": 500}},
+                {"name": "show", "labels": [], "standing": {"idle": true, "preview": true}},
+            ],
         }))
         .expect("a spec");
         let policy = Arc::new(spec.read().expect("understood").policy);
         let active = |stop: &EmergencyStop, policy| {
             let active = stop.active_part(policy)?;
             let ids = active.rules.iter().map(|rule| rule.id.to_string());
-            Some(ids.collect::<Vec<_>>())
+            let pods = active.pods.iter().filter(|it| it.standing.acts());
+            Some(ids.chain(pods.map(|it| it.name.clone())).collect::<Vec<_>>())
         };
         let mut stop = EmergencyStop::default();
         assert_eq!(active(&stop, None), None, "no policy is known yet");
         assert_eq!(
             active(&stop, Some(&policy)).expect("all"),
-            ["q/act", "q/show"]
+            ["q/act", "q/show", "act", "show"]
         );
         listed(&mut stop, Some(&json!({ANNOTATION: ""})));
-        assert_eq!(active(&stop, Some(&policy)).expect("some"), ["q/show"]);
+        assert_eq!(active(&stop, Some(&policy)).expect("some"), ["q/show", "show"]);
         assert_eq!(active(&stop, None).expect("none"), [""; 0]);
     }
 }

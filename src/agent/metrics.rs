@@ -96,6 +96,8 @@ pub struct Figures {
     pub ineffective: BTreeMap<&'static str, i64>,
     /// Pods get the lowest weight instead of the idle class.
     pub idle_unsafe: bool,
+    /// The batch weight share, in percent; `None` while it is not known.
+    pub batch_weight_share: Option<f64>,
     /// Pods with a cgroup on this node.
     pub pods: usize,
     /// Rules and pod policies that are not enforced.
@@ -138,6 +140,7 @@ pub struct AgentMetrics {
     throttled_pods: Throttled,
     ineffective: Family<ReasonLabels, Gauge>,
     idle_unsafe: Gauge,
+    batch_weight_share: Gauge<f64, std::sync::atomic::AtomicU64>,
     pods: Gauge,
     refused: Gauge,
     /// 1 during an emergency stop.
@@ -206,6 +209,7 @@ impl AgentMetrics {
             throttled_pods: Throttled::default(),
             ineffective: Family::default(),
             idle_unsafe: Gauge::default(),
+            batch_weight_share: Gauge::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
             stopped: Gauge::default(),
@@ -289,6 +293,11 @@ impl AgentMetrics {
         registry.register("ineffective_pods", help, self.ineffective.clone());
         let help = "1 while pods would get the lowest CPU weight instead of the idle class, because the kubelet would reject new pods";
         registry.register("idle_class_unsafe", help, self.idle_unsafe.clone());
+        let help = "Part of the CPU weight that busy batch pods have, in the class that a policy gives them, beside the protected pod for which it is highest: \
+                    above 10 its tail latency grows; NaN while not known";
+        let percent = Unit::Other("percent".to_owned());
+        let share = self.batch_weight_share.clone();
+        registry.register_with_unit("batch_weight_share", help, percent, share);
         let help = "1 while the emergency stop is in force";
         registry.register("stopped", help, self.stopped.clone());
         let help = "Pods of the node that have a cgroup";
@@ -437,6 +446,7 @@ impl AgentMetrics {
             throttled_pods,
             ineffective,
             idle_unsafe,
+            batch_weight_share,
             pods,
             refused,
             would,
@@ -448,6 +458,8 @@ impl AgentMetrics {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.throttled.set(number(*throttled));
         self.idle_unsafe.set(i64::from(*idle_unsafe));
+        self.batch_weight_share
+            .set(batch_weight_share.unwrap_or(f64::NAN));
         self.pods.set(number(*pods));
         self.refused.set(number(*refused));
         self.refresh_rules(rules, &state.names);
@@ -529,6 +541,7 @@ const fn action(change: &PlanChange) -> Option<&'static str> {
         PlanChange::SchedulingDisabled { .. } => Some("disableScheduling"),
         PlanChange::SchedulingEnabled => Some("enableScheduling"),
         PlanChange::State { .. }
+        | PlanChange::Burst { .. }
         | PlanChange::Unknown { .. }
         | PlanChange::Known { .. }
         | PlanChange::Ineffective { .. }

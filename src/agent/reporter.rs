@@ -30,6 +30,8 @@ use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
+use crate::engine::weight_share::HIGH_PERCENT;
+use crate::node::journal::JournalRecord;
 use crate::node::machine::event::{Event, NamedDecision};
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
 
@@ -79,6 +81,10 @@ pub struct Reporter {
     ineffective: Vec<IneffectiveAction>,
     /// A rule asks for the idle class, which is unsafe.
     idle_unsafe: bool,
+    /// The batch weight share, in whole percent.
+    batch_weight_share: Option<i64>,
+    /// It is too high for the idle class that a policy asks for.
+    batch_weight_high: bool,
     /// The reason of the emergency stop, and whether the status says that everything is restored.
     stopped: Option<(String, bool)>,
 }
@@ -105,6 +111,8 @@ impl Reporter {
             new_events: Vec::new(),
             ineffective: Vec::new(),
             idle_unsafe: false,
+            batch_weight_share: None,
+            batch_weight_high: false,
             stopped: None,
         }
     }
@@ -141,6 +149,7 @@ impl Reporter {
         metrics: &AgentMetrics,
         now: BootTime,
     ) {
+        self.observe_batch_weight(machine, metrics);
         let outcomes = machine.backend_mut().take_outcomes();
         for outcome in &outcomes {
             metrics.outcome(&outcome.result);
@@ -192,6 +201,19 @@ impl Reporter {
         self.report(machine, rules, target, now);
     }
 
+    /// Takes the batch weight share from a new sample of the pods.
+    fn observe_batch_weight(&mut self, machine: &Machine, metrics: &AgentMetrics) {
+        if machine.sample().pods.is_empty() && !machine.pods().is_empty() {
+            return;
+        }
+        let share = machine.batch_weight_share().map(|share| share.percent);
+        let high = is_high(share, self.batch_weight_high) && lowers_pods(machine.policy());
+        metrics.figures(|figures| figures.batch_weight_share = share);
+        let now = (share.map(whole), high);
+        self.changed |= now != (self.batch_weight_share, self.batch_weight_high);
+        (self.batch_weight_share, self.batch_weight_high) = now;
+    }
+
     /// Collects the events that `kubectl describe` shows.
     fn collect_events(
         &mut self,
@@ -208,6 +230,8 @@ impl Reporter {
             .ineffective(&self.ineffective, &mut self.new_events);
         self.event_builder
             .idle_class(self.idle_unsafe, &mut self.new_events);
+        self.event_builder
+            .batch_weight(self.batch_weight_high, &mut self.new_events);
         self.event_builder
             .forget(|uid| machine.pods().contains_key(uid));
         for outcome in outcomes {
@@ -264,6 +288,7 @@ impl Reporter {
             ineffective: &[],
             taint_state: TaintState::default(),
             evicted: Vec::new(),
+            batch_weight_share: None,
             health,
             not_enforced: Vec::new(),
         });
@@ -302,6 +327,7 @@ impl Reporter {
             unready,
             stopped,
             idle_unsafe: self.idle_unsafe,
+            batch_weight_high: self.batch_weight_high,
             ..AgentHealth::default()
         }
     }
@@ -353,6 +379,7 @@ impl Reporter {
             ineffective: &self.ineffective,
             taint_state: machine.backend().taint_state(),
             evicted,
+            batch_weight_share: self.batch_weight_share,
             health: self.health(machine, rules),
             not_enforced: not_enforced(rules),
         });
@@ -414,6 +441,22 @@ fn asks_for_idle(policy: &PolicySet) -> bool {
     throttles.into_iter().any(|throttle| throttle.idle)
 }
 
+/// Whether a rule or a `PodQOS` puts pods into the idle class.
+fn lowers_pods(policy: &PolicySet) -> bool {
+    asks_for_idle(policy) || policy.pods.iter().any(|it| it.standing.lowers())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a percentage")]
+fn whole(percent: f64) -> i64 {
+    percent.round() as i64
+}
+
+/// Whether the batch weight share, in percent, is too high for the idle class. One that was does not end by a small change.
+fn is_high(share: Option<f64>, before: bool) -> bool {
+    let limit = HIGH_PERCENT * if before { 0.8 } else { 1.0 };
+    share.is_some_and(|percent| percent > limit)
+}
+
 /// The number of pods for each reason.
 fn count_reasons(actions: &[IneffectiveAction]) -> BTreeMap<&'static str, i64> {
     let mut counts: BTreeMap<_, _> = reason::ALL.iter().map(|reason| (*reason, 0)).collect();
@@ -425,7 +468,8 @@ fn count_reasons(actions: &[IneffectiveAction]) -> BTreeMap<&'static str, i64> {
 
 /// Every throttled cgroup file, with its pod.
 fn throttled_pods(machine: &Machine) -> Vec<ThrottledSeries> {
-    let pods = machine.records().filter_map(|record| {
+    let throttles = machine.records().filter(JournalRecord::is_of_throttle);
+    let pods = throttles.filter_map(|record| {
         let name = machine.name(&record.uid)?;
         let (namespace, pod) = name.split_once('/')?;
         Some(ThrottledSeries {
@@ -471,6 +515,37 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::engine::policy::{PodPolicy, Standing};
+
+    #[test]
+    fn a_batch_weight_share_that_was_high_ends_well_below_a_tenth() {
+        assert!(!is_high(Some(10.0), false) && is_high(Some(10.1), false));
+        assert!(is_high(Some(8.1), true) && !is_high(Some(8.0), true));
+        assert!(!is_high(None, true));
+    }
+
+    #[test]
+    fn the_idle_class_of_a_rule_or_of_a_pod_qos_lowers_pods() {
+        let idle = |preview| PodPolicy {
+            name: "batch".to_owned(),
+            labels: None,
+            scopes: Vec::new(),
+            allowed: Vec::new(),
+            standing: Standing {
+                idle: true,
+                preview,
+                burst: crate::engine::units::MilliCpu::ZERO,
+            },
+        };
+        let lowers = |pods: Vec<PodPolicy>| {
+            lowers_pods(&PolicySet {
+                pods,
+                ..PolicySet::default()
+            })
+        };
+        assert!(!lowers(Vec::new()) && !lowers(vec![idle(true)]));
+        assert!(lowers(vec![idle(false)]));
+    }
 
     #[test]
     fn a_pod_counts_once_in_a_preview_that_throttles_and_evicts_it() {

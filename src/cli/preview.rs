@@ -32,7 +32,7 @@ use crate::preview::{
 const HELP: &str = "\
 Takes the policies of the cluster and those given by -f; of the same kind and name, the latter replace the former, as kubectl \
 apply would. Compiles them for each node as the controller does, and runs the agent's engine on live values. Shown is the \
-first round of actions, as if each rule over its threshold had been so for long enough. Nothing is written: only get and list \
+first round of actions, as if each rule over its threshold had been so for long enough, and what PodQOS do to pods at all times. Nothing is written: only get and list \
 requests are sent.
 
 A value comes from the agent's status in the NodeWatermark if it has the same rule, else from the kubelet's /stats/summary. \
@@ -85,7 +85,7 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration::positive)]
     sample: Option<Duration>,
 
-    /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, state, pods, ...}]}], findings, notes,
+    /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, state, pods, ...}], standing: [{policy, idle, burst, ...}]}], findings, notes,
     /// summary}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
@@ -189,14 +189,11 @@ async fn preview_nodes(
     compiled: &[Compiled],
 ) -> anyhow::Result<Preview> {
     let overrides = overrides(args, compiled)?;
-    let with_rules = nodes.iter().zip(compiled);
-    let with_rules: Vec<_> = with_rules
-        .filter(|(_, compiled)| !compiled.policy.rules.is_empty())
+    let touched = nodes.iter().zip(compiled);
+    let touched: Vec<_> = touched
+        .filter(|(_, compiled)| compiled.policy.acts())
         .collect();
-    let names: Vec<&str> = with_rules
-        .iter()
-        .map(|(node, _)| node.name.as_str())
-        .collect();
+    let names: Vec<&str> = touched.iter().map(|(node, _)| node.name.as_str()).collect();
     let mut preview = Preview {
         untouched: nodes.len() - names.len(),
         ..Preview::default()
@@ -205,7 +202,7 @@ async fn preview_nodes(
         return Ok(preview);
     }
     let rules = || {
-        with_rules
+        touched
             .iter()
             .flat_map(|(_, compiled)| &compiled.policy.rules)
     };
@@ -221,13 +218,16 @@ async fn preview_nodes(
             .push(format!("the status of agents is unknown: {error}"));
         BTreeMap::new()
     });
+    // What stands needs no usage.
+    let with_rules = touched.iter().filter(|(_, it)| !it.policy.rules.is_empty());
+    let names: Vec<&str> = with_rules.map(|(node, _)| node.name.as_str()).collect();
     let requests = names.len() * if args.sample.is_some() { 2 } else { 1 };
     progress.next("asking kubelets", Some(requests));
     let asked = cluster.kubelet_summaries(&names, options, || progress.advance());
     let summaries = asked.await;
     drop(progress);
     preview.notes.extend(notes(&summaries));
-    for (node, compiled) in with_rules {
+    for (node, compiled) in touched {
         let pods = pods.get(&node.name).map_or(&[][..], Vec::as_slice);
         let (subjects, unreadable) = subjects(pods);
         preview.notes.extend(unreadable);

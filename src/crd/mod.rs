@@ -52,7 +52,7 @@ pub use node_watermark::{NodeWatermark, NodeWatermarkSpec, NodeWatermarkStatus};
 pub use objects::{Kind, Objects};
 pub use pod_qos::{PodQos, PodQosSpec, PodQosStatus};
 pub use report::Report;
-pub use resource_qos::ResourceQos;
+pub use resource_qos::{IDLE_PRIORITY, ResourceQos};
 pub use schema::{definitions, inlined_schema};
 pub use served::missing_fields;
 pub use summary::Summary;

@@ -21,8 +21,9 @@ pub use convert::{ParsedSpec, SpecError, UnenforcedEntry};
 pub use hash::Hash;
 pub use part::Part;
 pub use status::{
-    AgentStatus, Counts, EvictionStatus, NodeWatermarkStatus, PodPolicyStatus, RefusedStatus,
-    RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition, scheduling, stopped,
+    AgentStatus, BurstStatus, Counts, EvictionStatus, NodeWatermarkStatus, PodPolicyStatus,
+    RefusedStatus, RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition,
+    scheduling, stopped,
 };
 
 /// The API group of the kinds that plimsoll writes.
@@ -104,6 +105,13 @@ pub const MAX_SOURCES: usize = 2048;
         json_path = ".status.conditions[?(@.type==\"IdleClass\")].reason",
         priority = 1,
         description = "IdleUnsafe while pods get the lowest CPU weight instead of the idle class"
+    ),
+    printcolumn(
+        name = "BatchWeight",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"BatchWeightHigh\")].reason",
+        priority = 1,
+        description = "TooManyBusyPods while there are too many busy batch pods for the idle class to protect"
     ),
     printcolumn(
         name = "Unknown",
@@ -365,9 +373,21 @@ pub struct WatermarkStanding {
     /// Whether they are in the idle class.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idle: bool,
+    /// The burst above the CPU limit of their cgroups, in millicores.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0))]
+    pub burst_millicores: i64,
     /// Whether that is only reported.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub preview: bool,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde asks for"
+)]
+const fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// A requirement on a label, or on a property of a pod.

@@ -237,7 +237,7 @@ impl Objects {
                 if values.iter().any(is_preview) {
                     self.previews.insert(name.clone());
                 }
-                self.pods.insert(name, spec);
+                self.pods.insert(name, *spec);
             }
             None => {}
         }
@@ -281,7 +281,7 @@ fn duplicate(object: ObjectRef) -> Finding {
 enum Policy {
     Action(AvoidanceActionSpec),
     Node(Box<NodeRules>),
-    Pods(PodQosSpec),
+    Pods(Box<PodQosSpec>),
 }
 
 /// Validates an object. An invalid rule is left out; an invalid field elsewhere rejects the object.
@@ -296,7 +296,9 @@ fn admit(kind: Kind, value: &Value) -> (Option<Policy>, Vec<Problem>) {
     }
     let spec = &validation.object["spec"];
     let policy = match kind {
-        Kind::PodQos => parse(spec, "spec", &mut validation.problems).map(Policy::Pods),
+        Kind::PodQos => parse(spec, "spec", &mut validation.problems)
+            .map(Box::new)
+            .map(Policy::Pods),
         _ => parse(spec, "spec", &mut validation.problems).map(Policy::Action),
     };
     (policy, validation.problems)

@@ -6,139 +6,120 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::engine::quantity::Quantity;
+use crate::engine::units::MilliCpu;
+
 /// The `cpuPriority` whose pods are in the idle class.
-pub(super) const IDLE_PRIORITY: i32 = 7;
+pub const IDLE_PRIORITY: i32 = 7;
 
-/// What the selected pods get at all times. Fields of crane that are not listed here are accepted and not enforced.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct ResourceQos {
-    /// What the pods get of the CPU.
-    #[serde(rename = "cpuQOS", default, skip_serializing_if = "Option::is_none")]
-    pub cpu_qos: Option<CpuQos>,
-    /// What the pods get of the memory. Accepted, but not enforced.
-    #[serde(rename = "memoryQOS", default, skip_serializing_if = "Option::is_none")]
-    pub memory_qos: Option<MemoryQos>,
-    /// What the pods get of the disks. Accepted, but not enforced.
-    #[serde(rename = "diskIOQOS", default, skip_serializing_if = "Option::is_none")]
-    pub disk_io_qos: Option<DiskIoQos>,
-    /// Other fields of crane.
-    #[serde(flatten)]
-    #[schemars(skip)]
-    pub other: BTreeMap<String, Value>,
+/// Declares objects of crane's API: fields that are not listed are kept, so that they can be named as not enforced.
+macro_rules! objects {
+    ($($(#[$object:meta])* $name:ident { $($(#[$field:meta])* $known:ident: $type:ty,)+ })+) => {
+        $(
+            #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+            #[serde(rename_all = "camelCase")]
+            $(#[$object])*
+            #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+            pub struct $name {
+                $(
+                    $(#[$field])*
+                    #[serde(default, skip_serializing_if = "Option::is_none")]
+                    pub $known: Option<$type>,
+                )+
+                /// Other fields of crane.
+                #[serde(flatten)]
+                #[schemars(skip)]
+                pub other: BTreeMap<String, Value>,
+            }
+        )+
+    };
 }
 
-/// The CPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct CpuQos {
-    /// The priority, from 0 (highest) to 7 (lowest). 7: the pods are in the idle class at all times, so they use only CPU time
-    /// that no other pod wants. 0 to 6 are accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 7))]
-    pub cpu_priority: Option<i32>,
-    /// The burst above the CPU limit. Accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_burst: Option<CpuBurst>,
-    /// Other fields of crane.
-    #[serde(flatten)]
-    #[schemars(skip)]
-    pub other: BTreeMap<String, Value>,
-}
+objects! {
+    /// What the selected pods get at all times. Fields of crane that are not listed here are accepted and not enforced.
+    ResourceQos {
+        /// What the pods get of the CPU.
+        #[serde(rename = "cpuQOS")]
+        cpu_qos: CpuQos,
+        /// What the pods get of the memory. Accepted, but not enforced.
+        #[serde(rename = "memoryQOS")]
+        memory_qos: MemoryQos,
+        /// What the pods get of the disks. Accepted, but not enforced.
+        #[serde(rename = "diskIOQOS")]
+        disk_io_qos: DiskIoQos,
+    }
 
-/// The burst above the CPU limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct CpuBurst {
-    /// The burst quota. Accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub burst_quota: Option<String>,
-}
+    /// The CPU.
+    CpuQos {
+        /// The priority, from 0 (highest) to 7 (lowest). 7: the pods are in the idle class at all times, so they use only CPU time
+        /// that no other pod wants. 0 to 6 are accepted, but not enforced.
+        #[schemars(range(min = 0, max = 7))]
+        cpu_priority: i32,
+        /// The burst above the CPU limit.
+        cpu_burst: CpuBurst,
+    }
 
-/// The memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct MemoryQos {
-    /// Where reclaim starts. Accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mem_watermark: Option<MemWatermark>,
-    /// Other fields of crane.
-    #[serde(flatten)]
-    #[schemars(skip)]
-    pub other: BTreeMap<String, Value>,
-}
-
-/// Where reclaim starts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct MemWatermark {
-    /// In percent of the memory limit. Accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
-    pub watermark_ratio: Option<i32>,
-}
-
-/// The disks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct DiskIoQos {
-    /// The limits per device. Accepted, but not enforced.
-    #[serde(
-        rename = "diskIOLimit",
-        default,
-        skip_serializing_if = "Option::is_none"
+    /// The burst above the CPU limit.
+    #[x_kube(
+        validation = Rule::new("!has(self.burstQuota) || self.burstQuota.matches('^([0-9]{1,6}([.][0-9]{1,3})?|[0-9]{1,9}m)$')")
+            .message("burstQuota is not a number of CPUs; write for example \"500m\", or \"1\" for a whole CPU")
+            .field_path(".burstQuota"),
     )]
-    pub disk_io_limit: Option<DiskIoLimit>,
-    /// The weight of the pods. Accepted, but not enforced.
-    #[serde(
-        rename = "diskIOWeight",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub disk_io_weight: Option<DiskIoWeight>,
-    /// Other fields of crane.
-    #[serde(flatten)]
-    #[schemars(skip)]
-    pub other: BTreeMap<String, Value>,
-}
+    CpuBurst {
+        /// How much unused CPU time the pod and each of its containers may save up and use above the CPU limit in a short peak, in
+        /// CPUs over one enforcement period: `500m` is 50 ms per 100 ms. At most the limit. It has no effect without a limit.
+        /// The largest of several `PodQOS` applies; pods with the annotation `plimsoll.dev/protected: "true"` get it, too.
+        #[schemars(length(max = 64))]
+        burst_quota: String,
+    }
 
-/// The limits of the disks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct DiskIoLimit {
-    /// Reads per second. Accepted, but not enforced.
-    #[serde(rename = "readIOps", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub read_iops: Option<i64>,
-    /// Writes per second. Accepted, but not enforced.
-    #[serde(rename = "writeIOps", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub write_iops: Option<i64>,
-    /// Bytes read per second. Accepted, but not enforced.
-    #[serde(rename = "readBps", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub read_bps: Option<i64>,
-    /// Bytes written per second. Accepted, but not enforced.
-    #[serde(rename = "writeBps", default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub write_bps: Option<i64>,
-}
+    /// The memory.
+    MemoryQos {
+        /// Where reclaim starts. Accepted, but not enforced.
+        mem_watermark: MemWatermark,
+    }
 
-/// The weight at the disks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
-pub struct DiskIoWeight {
-    /// The weight of the pods. Accepted, but not enforced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 10000))]
-    pub weight: Option<i32>,
+    /// Where reclaim starts.
+    MemWatermark {
+        /// In percent of the memory limit. Accepted, but not enforced.
+        #[schemars(range(min = 0, max = 100))]
+        watermark_ratio: i32,
+    }
+
+    /// The disks.
+    DiskIoQos {
+        /// The limits per device. Accepted, but not enforced.
+        #[serde(rename = "diskIOLimit")]
+        disk_io_limit: DiskIoLimit,
+        /// The weight of the pods. Accepted, but not enforced.
+        #[serde(rename = "diskIOWeight")]
+        disk_io_weight: DiskIoWeight,
+    }
+
+    /// The limits of the disks.
+    DiskIoLimit {
+        /// Reads per second. Accepted, but not enforced.
+        #[serde(rename = "readIOps")]
+        #[schemars(range(min = 0))]
+        read_iops: i64,
+        /// Writes per second. Accepted, but not enforced.
+        #[serde(rename = "writeIOps")]
+        #[schemars(range(min = 0))]
+        write_iops: i64,
+        /// Bytes read per second. Accepted, but not enforced.
+        #[schemars(range(min = 0))]
+        read_bps: i64,
+        /// Bytes written per second. Accepted, but not enforced.
+        #[schemars(range(min = 0))]
+        write_bps: i64,
+    }
+
+    /// The weight at the disks.
+    DiskIoWeight {
+        /// The weight of the pods. Accepted, but not enforced.
+        #[schemars(range(min = 0, max = 10000))]
+        weight: i32,
+    }
 }
 
 impl ResourceQos {
@@ -148,14 +129,24 @@ impl ResourceQos {
         cpu.and_then(|cpu| cpu.cpu_priority) == Some(IDLE_PRIORITY)
     }
 
+    /// The burst of the pods; 0 without any. Validation has rejected what is no quantity.
+    pub fn burst(&self) -> MilliCpu {
+        let burst = self.cpu_qos.iter().flat_map(|cpu| &cpu.cpu_burst);
+        let given = burst.filter_map(|burst| burst.burst_quota.as_deref());
+        let quantity = given.filter_map(|text| text.parse::<Quantity>().ok()?.as_milli_cpu());
+        quantity.sum()
+    }
+
     /// The fields that are given and have no effect, as paths below `resourceQOS`.
     pub(super) fn unenforced(&self) -> Vec<String> {
         // All types of the schema can be serialized.
         let mut all = serde_json::to_value(self).unwrap_or_default();
-        if self.is_idle()
-            && let Some(cpu) = all["cpuQOS"].as_object_mut()
-        {
-            cpu.remove("cpuPriority");
+        if let Some(cpu) = all["cpuQOS"].as_object_mut() {
+            cpu.retain(|field, _| match field.as_str() {
+                "cpuPriority" => !self.is_idle(),
+                "cpuBurst" => self.burst() == MilliCpu::ZERO,
+                _ => true,
+            });
         }
         let of = |(resource, fields): (&String, &Value)| match fields.as_object() {
             Some(fields) => fields.keys().map(|it| format!("{resource}.{it}")).collect(),

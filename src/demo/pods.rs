@@ -93,7 +93,7 @@ impl DemoPods {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::pod::shares;
+    use crate::engine::weight_share::shares;
 
     #[test]
     fn the_important_pod_needs_more_than_its_share_and_fits_without_the_others() {

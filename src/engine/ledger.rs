@@ -9,8 +9,9 @@ use super::plan::{CpuClass, PodThrottle, TargetCgroup};
 use super::pod::{Pod, PodUid};
 use super::policy::{CpuThrottle, Rule, RuleId};
 use super::sample::TargetCgroupSample;
+use super::standing::Burst;
 use super::time::BootTime;
-use super::track::{Tracked, TrackedPods};
+use super::track::Tracked;
 use super::units::{MilliCpu, Quota};
 
 /// No quota is set below 2 ms of CPU per 100 ms, and a pod that uses less is not throttled: it would not help.
@@ -396,15 +397,9 @@ impl ThrottleEntry {
 
     /// Writes the throttle in force into `to`, reusing its buffers.
     fn write(&self, view: &InForce<'_>, to: &mut PodThrottle) {
-        let Some(effective) = self.effective_claim() else {
-            return;
-        };
         let depth = self.depth_in_force(view.tracked, view.now);
-        to.uid.clone_from(&self.uid);
-        to.rule.clone_from(&effective.rule);
         to.ratio = depth.ratio;
         to.class = view.class(depth);
-        to.target_cgroups.clear();
         to.target_cgroups
             .extend(self.target_cgroups.iter().map(|it| TargetCgroup {
                 cgroup: Arc::clone(&it.cgroup),
@@ -424,6 +419,14 @@ pub(super) struct InForce<'a> {
 }
 
 impl InForce<'_> {
+    /// The burst at that ratio: none beside a quota of ours, nor during a resize, which the kernel refuses while the burst is
+    /// above the new quota.
+    fn burst(&self, ratio: u8) -> Option<&Burst> {
+        let yields = ratio < FULL_RATIO || self.tracked.pod.resizing;
+        let [burst, _] = &self.tracked.bursts;
+        burst.as_ref().filter(|_| !yields)
+    }
+
     fn class(&self, depth: Depth) -> CpuClass {
         match depth.idle {
             false => CpuClass::Normal,
@@ -482,12 +485,6 @@ impl ThrottleLedger {
         self.prune();
     }
 
-    /// The number of terminating pods.
-    pub(super) fn terminating(&self, pods: &TrackedPods) -> usize {
-        let tracked = self.0.iter().filter_map(|entry| pods.get(&entry.uid));
-        tracked.filter(|it| it.pod.terminating).count()
-    }
-
     /// Removes the pods that are no longer throttled.
     pub(super) fn prune(&mut self) {
         for entry in &mut self.0 {
@@ -501,35 +498,49 @@ impl ThrottleLedger {
         self.0.retain(|entry| !entry.claims.is_empty());
     }
 
-    /// The throttle in force for the pod.
+    /// The throttle or burst in force for the pod.
     pub(super) fn throttle(&self, view: &InForce<'_>) -> Option<PodThrottle> {
         let mut written = Vec::new();
         self.write(view, 0, &mut written);
         written.pop()
     }
 
-    /// Writes the throttle of the pod to `throttles[index]`, and returns whether there is one in force.
+    /// Writes the throttle or burst of the pod to `throttles[index]`, and returns whether there is one in force.
     pub(super) fn write(
         &self,
         view: &InForce<'_>,
         index: usize,
         throttles: &mut Vec<PodThrottle>,
     ) -> bool {
-        let in_force =
-            |entry: &&ThrottleEntry| entry.depth_in_force(view.tracked, view.now) != Depth::NONE;
-        let Some(entry) = self.get(&view.tracked.pod.uid).filter(in_force) else {
+        let uid = &view.tracked.pod.uid;
+        let depth = |entry: &ThrottleEntry| entry.depth_in_force(view.tracked, view.now);
+        let entry = self.get(uid).filter(|entry| depth(entry) != Depth::NONE);
+        let burst = view.burst(entry.map_or(FULL_RATIO, |entry| depth(entry).ratio));
+        let claim = entry.and_then(ThrottleEntry::effective_claim);
+        let rule = claim.map(|it| &it.rule);
+        let rule = rule.or_else(|| burst.map(|it| &it.rule));
+        let Some(rule) = rule else {
             return false;
         };
         if index == throttles.len() {
             throttles.push(PodThrottle {
-                uid: entry.uid.clone(),
-                rule: entry.claims[0].rule.clone(),
+                uid: uid.clone(),
+                rule: rule.clone(),
                 ratio: FULL_RATIO,
                 class: CpuClass::Normal,
-                target_cgroups: Vec::with_capacity(entry.target_cgroups.len()),
+                burst: MilliCpu::ZERO,
+                target_cgroups: Vec::new(),
             });
         }
-        entry.write(view, &mut throttles[index]);
+        let to = &mut throttles[index];
+        to.uid.clone_from(uid);
+        to.rule.clone_from(rule);
+        (to.ratio, to.class) = (FULL_RATIO, CpuClass::Normal);
+        to.burst = burst.map_or(MilliCpu::ZERO, |it| it.amount);
+        to.target_cgroups.clear();
+        if let Some(entry) = entry {
+            entry.write(view, to);
+        }
         true
     }
 

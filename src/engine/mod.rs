@@ -41,6 +41,7 @@ pub mod time;
 mod track;
 pub mod units;
 mod values;
+pub mod weight_share;
 pub mod window;
 
 use std::sync::Arc;
@@ -69,8 +70,8 @@ use self::schedule::Schedule;
 use self::standing::StandingPass;
 pub use self::state::{AdoptedThrottle, EngineState};
 use self::time::BootTime;
-use self::track::TrackedPods;
 pub use self::track::usage;
+use self::track::{Tracked, TrackedPods};
 use self::values::EvalContext;
 use self::window::{CustomWindow, NodeWindows};
 
@@ -211,12 +212,12 @@ impl Engine {
 
     /// Replaces the pods of the node.
     pub fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
-        let before = self.ledger.terminating(&self.pods);
+        let before = standing::yielding(&self.pods, &self.ledger);
         self.pods.set(pods, self.now);
         self.load.set_pods(self.pods.all().iter().map(|it| &it.pod));
         self.reconcile();
-        // Their grace period may be shorter than the time until the next evaluation.
-        self.dirty |= self.ledger.terminating(&self.pods) != before;
+        // Their grace period may be shorter than the time until the next evaluation, and a resize waits for us.
+        self.dirty |= standing::yielding(&self.pods, &self.ledger) != before;
     }
 
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
@@ -314,6 +315,9 @@ impl Engine {
         match feedback {
             Feedback::ThrottleFailed { uid } => {
                 self.ledger.revert(uid);
+                if let Some(tracked) = self.pods.get_mut(uid) {
+                    tracked.bursts[0] = None;
+                }
                 self.block_throttle(uid, self.now + FAILED_BACKOFF, Skipped::BackingOff);
             }
             Feedback::Overwritten { uids } => {
@@ -357,16 +361,17 @@ impl Engine {
         }
     }
 
-    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them; `None` if it is not
-    /// throttled.
+    /// Updates the cgroups of a pod between two evaluations. Returns its throttle spread over them, or its burst; `None` if it
+    /// has neither.
     pub fn sync_cgroups(
         &mut self,
         uid: &PodUid,
         target_cgroups: &[TargetCgroupSample],
     ) -> Option<PodThrottle> {
         let tracked = self.pods.get(uid)?;
-        let entry = self.ledger.get_mut(uid)?;
-        entry.sync_cgroups(&tracked.pod, target_cgroups);
+        if let Some(entry) = self.ledger.get_mut(uid) {
+            entry.sync_cgroups(&tracked.pod, target_cgroups);
+        }
         self.ledger.throttle(&InForce {
             tracked,
             now: self.now,
@@ -525,6 +530,7 @@ impl Engine {
 
     /// Restores throttles step by step, acts for breached rules, and works out what Preview rules would do.
     fn act(&mut self, sample: &Sample, plan: &mut Plan) {
+        standing::give_bursts(&mut self.pods, self.now, &mut plan.transitions);
         let ctx = RoundContext {
             now: self.now,
             sample,
@@ -592,7 +598,8 @@ impl Engine {
         scheduling::write_desired(&self.runs, self.scheduling_known, &mut plan.scheduling);
         let mut count = 0;
         let idle_unsafe = self.is_idle_unsafe();
-        if !self.ledger.0.is_empty() {
+        let has_burst = |it: &Tracked| it.bursts[0].is_some();
+        if !self.ledger.0.is_empty() || self.pods.all().iter().any(has_burst) {
             for index in &self.enforced_buffers.orders[RankBy::Cpu as usize] {
                 let view = InForce {
                     tracked: &self.pods.all()[*index],

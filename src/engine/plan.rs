@@ -20,7 +20,7 @@ pub struct Plan {
     pub evaluated: bool,
     /// The desired scheduling state.
     pub scheduling: Scheduling,
-    /// Every pod to throttle, in victim order.
+    /// Every pod to throttle or to give a burst, in victim order.
     pub throttles: Vec<PodThrottle>,
     /// Page cache to reclaim now.
     pub reclaims: Vec<Reclaim>,
@@ -47,17 +47,19 @@ pub enum Scheduling {
     },
 }
 
-/// The desired throttle of one pod.
+/// The desired throttle of one pod, or its burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodThrottle {
     /// Pod UID.
     pub uid: PodUid,
     /// The rule with the lowest ratio, which is in force.
     pub rule: RuleId,
-    /// Percent of the base, 0..=100; 100 while the pod is only idle class.
+    /// Percent of the base, 0..=100; 100 while the pod is only idle class, or only has a burst.
     pub ratio: u8,
     /// Its scheduling class.
     pub class: CpuClass,
+    /// The burst of each of its cgroups that has a quota, at most that quota; 0 restores the original.
+    pub burst: MilliCpu,
     /// The cgroups to limit.
     pub target_cgroups: Vec<TargetCgroup>,
 }
@@ -210,6 +212,13 @@ pub enum PlanChange {
         /// The predicted release of the step.
         release: MilliCpu,
     },
+    /// A `PodQOS` gives the pod a burst, or another one; 0 ends it.
+    Burst {
+        /// Pod UID.
+        pod: PodUid,
+        /// As CPUs over one enforcement period.
+        burst: MilliCpu,
+    },
     /// Page cache of a pod is reclaimed.
     Reclaim {
         /// Pod UID.
@@ -281,6 +290,7 @@ impl PlanChange {
     pub const fn pod(&self) -> Option<&PodUid> {
         match self {
             Self::Throttle { pod, .. }
+            | Self::Burst { pod, .. }
             | Self::Reclaim { pod, .. }
             | Self::Evict { pod, .. }
             | Self::Ineffective { pod, .. }

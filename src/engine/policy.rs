@@ -13,6 +13,7 @@ use super::hours::Hours;
 use super::metric::{ActionKind, Metric};
 use super::pod::Pod;
 use super::selector::Selector;
+use super::units::MilliCpu;
 use super::window::CustomWindow;
 
 /// A grace period of 0 would be a forced deletion.
@@ -60,13 +61,34 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// The same set with every rule as a Preview.
+    /// The same set, which only reports what it would do.
     #[must_use]
     pub fn as_preview(mut self) -> Self {
         for rule in &mut self.rules {
             rule.strategy = Strategy::Preview;
         }
+        for pods in &mut self.pods {
+            pods.standing.preview = pods.standing.acts();
+        }
         self
+    }
+
+    /// The part of it that only reports: what an emergency stop leaves.
+    #[must_use]
+    pub fn previews(mut self) -> Self {
+        self.rules
+            .retain(|rule| rule.strategy == Strategy::Preview);
+        for pods in &mut self.pods {
+            if !pods.standing.preview {
+                pods.standing = Standing::default();
+            }
+        }
+        self
+    }
+
+    /// Whether it may do anything on the node.
+    pub fn acts(&self) -> bool {
+        !self.rules.is_empty() || self.pods.iter().any(|it| it.standing.acts())
     }
 }
 
@@ -233,11 +255,18 @@ pub struct PodPolicy {
 pub struct Standing {
     /// They are in the idle class.
     pub idle: bool,
+    /// How much unused quota their cgroups may save up for short peaks, as CPUs over one enforcement period. 0: none.
+    pub burst: MilliCpu,
     /// Report only.
     pub preview: bool,
 }
 
 impl Standing {
+    /// Whether it does anything, or would in Preview.
+    pub fn acts(self) -> bool {
+        self.idle || self.burst > MilliCpu::ZERO
+    }
+
     /// Whether it lowers pods, and not only in Preview.
     pub const fn lowers(self) -> bool {
         self.idle && !self.preview

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::ladder::{Ladder, PendingEviction, Rounds};
-use super::ledger::{Claim, Depth, ThrottleEntry, ThrottledCgroup};
+use super::ledger::{Claim, Depth, FULL_RATIO, ThrottleEntry, ThrottledCgroup};
 use super::pod::PodUid;
 use super::policy::RuleId;
 use super::rule::RuleMachine;
 use super::run::{Run, counter_key};
 use super::scheduling;
+use super::standing::Burst;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 use super::values::GAP_PERIODS;
@@ -74,7 +75,9 @@ pub struct AdoptedThrottle {
     pub ratio: u8,
     /// Idle class.
     pub idle: bool,
-    /// Each cgroup with its base and its original.
+    /// The burst that it was given; 0: none.
+    pub burst: MilliCpu,
+    /// Each cgroup with its base and its original. Empty if it only has a burst.
     pub target_cgroups: Vec<(Arc<str>, MilliCpu, Quota)>,
 }
 
@@ -129,11 +132,31 @@ impl Engine {
             }
         }
         for throttle in throttles {
-            self.adopt_throttle(state, throttle);
+            self.adopt_burst(throttle);
+            if throttle.idle || throttle.ratio < FULL_RATIO {
+                self.adopt_throttle(state, throttle);
+            }
         }
         self.scheduling_known = false;
         self.dirty = true;
         self.reconcile();
+    }
+
+    /// The journal does not say which `PodQOS` gave the burst, if a rule acts on the pod, too: it is the one that gives it now.
+    fn adopt_burst(&mut self, throttle: &AdoptedThrottle) {
+        let Some(tracked) = self.pods.get_mut(&throttle.uid) else {
+            return;
+        };
+        let [enforced, _] = &tracked.standing;
+        let same = enforced
+            .burst
+            .clone()
+            .filter(|it| it.amount == throttle.burst);
+        let other = (throttle.burst > MilliCpu::ZERO).then(|| Burst {
+            rule: throttle.rule.clone(),
+            amount: throttle.burst,
+        });
+        tracked.bursts[0] = same.or(other);
     }
 
     fn adopt_throttle(&mut self, state: &EngineState, throttle: &AdoptedThrottle) {

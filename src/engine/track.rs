@@ -10,7 +10,7 @@ use super::pod::{Pod, PodUid, exit_time};
 use super::policy::{PodPolicy, RuleId};
 use super::run::Run;
 use super::sample::{MemoryParts, PodSample, Sample};
-use super::standing::StandingQos;
+use super::standing::{Burst, StandingQos};
 use super::time::BootTime;
 use super::units::MilliCpu;
 use super::values::{check_plausible, interval};
@@ -25,9 +25,11 @@ pub(super) struct Tracked {
     pub(super) touchable: bool,
     /// When it was first seen.
     pub(super) seen: BootTime,
-    /// What a `PodQOS` does to it at all times.
-    pub(super) standing: Option<StandingQos>,
-    /// The two above are up to date.
+    /// What `PodQOS` objects do to it at all times, enforced and in Preview.
+    pub(super) standing: [StandingQos; 2],
+    /// The bursts in force of these two.
+    pub(super) bursts: [Option<Burst>; 2],
+    /// `touchable` and `standing` are up to date.
     is_classified: bool,
     /// Its index in the current sample.
     sample_index: Option<usize>,
@@ -65,7 +67,8 @@ impl Tracked {
             permits: Vec::new(),
             touchable: false,
             seen,
-            standing: None,
+            standing: Default::default(),
+            bursts: [const { None }; 2],
             is_classified: false,
             sample_index: None,
             baseline: None,
@@ -82,11 +85,10 @@ impl Tracked {
         self.standing_in(false).is_some()
     }
 
-    /// What a `PodQOS` keeps it in, enforced or in Preview. A pod that terminates gets its CPU back.
+    /// The `PodQOS` that keeps it in the idle class, enforced or in Preview. A pod that terminates gets its CPU back.
     pub(super) fn standing_in(&self, preview: bool) -> Option<&RuleId> {
-        let standing = self.standing.as_ref()?;
-        let applies = standing.preview == preview && !self.pod.terminating;
-        applies.then_some(&standing.rule)
+        let idle = self.standing[usize::from(preview)].idle.as_ref();
+        idle.filter(|_| !self.pod.terminating)
     }
 
     /// Whether it is one of the pods that rules protect: no `PodQOS` lets any action touch it.

@@ -85,6 +85,7 @@ fn adopted(throttled: &ThrottledStatus) -> Option<AdoptedThrottle> {
         rule: RuleId::from(throttled.rule.as_str()),
         ratio,
         idle: false,
+        burst: MilliCpu::ZERO,
         target_cgroups: vec![(
             "".into(),
             MilliCpu(limit.0.saturating_mul(100) / u64::from(ratio)),

@@ -10,14 +10,17 @@ use super::reasons::{FirstRound, kinds};
 use super::report::{
     LoadLines, NodePreview, PodPreview, RulePreview, ThresholdComparison, ValueSource,
 };
+use super::standing::StandingPreview;
 use super::summary::{BEFORE, PERIOD, Samples, Size, uses};
 use super::{KubeletSummary, PodSubject, ReportedWatermark};
 use crate::engine::load::load_lines;
 use crate::engine::metric::{InterfaceRate, Metric, Resource};
 use crate::engine::plan::{Plan, PlanChange};
-use crate::engine::policy::{NodeFacts, PolicySet, Rule};
+use crate::engine::pod::Pod;
+use crate::engine::policy::{NodeFacts, PodPolicy, PolicySet, Rule};
 use crate::engine::sample::PodSample;
 use crate::engine::units::MilliCpu;
+use crate::engine::weight_share::CpuWeights;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
 use crate::node::machine::messages::unknown_reason;
 
@@ -77,14 +80,23 @@ pub fn evaluate(input: &NodeInput<'_>) -> NodePreview {
         size.memory,
         input.now,
     );
+    // A node's objects do not say how its kernel weighs cgroups; kubelets refuse cgroup v1 by default from 1.35 on.
+    let share = engine.batch_weight_share(CpuWeights::V2);
     NodePreview {
         node: input.node.to_owned(),
         rules: rules.collect(),
+        standing: input.standing(),
         load_lines: LoadLines {
             cpu: cpu.into(),
             memory: memory.into(),
         },
-        kubelet_error: input.summary.err().map(str::to_owned),
+        batch_weight_share: share.map(|share| share.percent),
+        most_exposed: share.map(|share| share.pod.full_name().to_string()),
+        kubelet_error: input
+            .summary
+            .err()
+            .filter(|_| !input.policy.rules.is_empty())
+            .map(str::to_owned),
     }
 }
 
@@ -119,6 +131,30 @@ impl NodeInput<'_> {
                 why: why.to_owned(),
             },
         }
+    }
+
+    /// What each `PodQOS` does to its pods at all times.
+    fn standing(&self) -> Vec<StandingPreview> {
+        let acting = self.policy.pods.iter().filter(|it| it.standing.acts());
+        let of = |policy: &PodPolicy| {
+            let names = |gets: &dyn Fn(&Pod) -> bool| {
+                let pods = self.subjects.iter().map(|subject| &subject.pod);
+                let matching = pods.filter(|pod| pod.running && policy.matches(pod) && gets(pod));
+                let mut names: Vec<String> =
+                    matching.map(|pod| pod.full_name().to_string()).collect();
+                names.sort();
+                names
+            };
+            let standing = policy.standing;
+            StandingPreview {
+                policy: policy.name.clone(),
+                preview: standing.preview,
+                idle: names(&|pod| standing.idle && !pod.protected && !pod.terminating),
+                millicores: standing.burst,
+                burst: names(&|_| standing.burst > MilliCpu::ZERO),
+            }
+        };
+        acting.map(of).collect()
     }
 
     /// Runs two engine steps; rules start to act at the second.

@@ -505,3 +505,73 @@ fn throttles_in_force_are_continued() {
         (ValueSource::Kubelet, Some(3500.0))
     );
 }
+
+#[test]
+fn the_batch_weight_share_says_whether_the_idle_class_would_protect() {
+    let shown = |class: QosClass| {
+        let names: Vec<String> = (0..40).map(|number| format!("batch-{number}")).collect();
+        let mut pods = vec![("web", 1200)];
+        pods.extend(names.iter().map(|name| (name.as_str(), 60)));
+        let idle = json!({"throttle": {"cpuThrottle": {"idle": true}}});
+        let mut node = TestNode::new("cpu_total_usage", 3900, &idle, 3800, &pods);
+        let spec = json!({
+            "allowedActions": ["throttle"], "labelSelector": {"matchLabels": {"workload": "batch"}},
+        });
+        node.objects[2] = object("PodQOS", "p", &spec);
+        for subject in &mut node.subjects {
+            let pod = Arc::make_mut(&mut subject.pod);
+            if pod.name == "web" {
+                (pod.qos, pod.cpu_request) = (QosClass::Burstable, MilliCpu(300));
+            } else {
+                pod.qos = class;
+                pod.labels = [("workload".to_owned(), "batch".to_owned())].into();
+            }
+        }
+        node.preview().to_string()
+    };
+    // BestEffort pods weigh 10 together, whatever their number, and the service 123 on two of the four CPUs.
+    let held = shown(QosClass::BestEffort);
+    let expected = "batch weight share (on cgroup v2): at most 4 %, on a beside default/web\n";
+    assert!(held.contains(expected), "{held}");
+    // In the idle class beside the service each weighs 3.
+    let too_many = shown(QosClass::Burstable);
+    let expected = "at most 33 %, on a beside default/web; above 10 % on 1 node: too many busy batch pods for the idle class; \
+                    make them BestEffort, or add a rule on protected_cpu_delay_max with quotas\n";
+    assert!(too_many.contains(expected), "{too_many}");
+}
+
+#[test]
+fn what_a_policy_does_at_all_times_is_shown_without_any_rule() {
+    let mut node = TestNode::new(
+        "cpu_total_usage",
+        3000,
+        &json!({}),
+        0,
+        &[("b", 0), ("a", 0)],
+    );
+    let pods = json!({
+        "labelSelector": {},
+        "resourceQOS": {"cpuQOS": {"cpuPriority": 7, "cpuBurst": {"burstQuota": "500m"}}},
+    });
+    node.objects = vec![object("PodQOS", "batch", &pods)];
+    let mut protected = pod("c");
+    protected.protected = true;
+    node.subjects.push(subject(protected));
+    let shown = node.node(Err("no answer"));
+    assert_eq!(shown.rules, []);
+    assert_eq!(shown.kubelet_error, None);
+    assert_eq!(shown.standing[0].idle, ["default/a", "default/b"]);
+    assert_eq!(
+        shown.standing[0].burst,
+        ["default/a", "default/b", "default/c"]
+    );
+    let text = Preview {
+        nodes: vec![shown],
+        ..Preview::default()
+    };
+    let text = text.to_string();
+    let line = "PodQOS/batch: idle class at all times: 2 pods (default/a, default/b); \
+                burst of 500m above the CPU limit: 3 pods (default/a, default/b, default/c)";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("selected by no rule: 1 node"), "{text}");
+}

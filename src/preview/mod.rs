@@ -11,6 +11,7 @@ mod overlay;
 mod read;
 mod reasons;
 mod report;
+mod standing;
 mod summary;
 mod table;
 
@@ -30,6 +31,7 @@ pub use self::read::{
 pub use self::report::{
     LoadLines, NodePreview, PodPreview, Preview, RulePreview, ThresholdComparison, ValueSource,
 };
+pub use self::standing::StandingPreview;
 pub use self::summary::KubeletSummary;
 pub use self::table::{Table, wrapped};
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::standing::StandingPreview;
 use super::table::Table;
 use crate::crd::duration::format_duration;
 use crate::crd::words::named;
@@ -16,18 +17,19 @@ use crate::engine::plan::PlanChange;
 use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
+use crate::engine::weight_share::HIGH_PERCENT;
 use crate::node::machine::messages::{count, format_seconds, format_value};
 
 /// Maximum number of unmatched pods, and of load lines, that are shown; JSON has all.
-const MAX_NAMED: usize = 5;
+pub(super) const MAX_NAMED: usize = 5;
 
 /// What policies would do on the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preview {
-    /// Nodes with rules, sorted by name.
+    /// Nodes on which a policy acts, sorted by name.
     pub nodes: Vec<NodePreview>,
-    /// Number of nodes that no rule selects.
+    /// Number of nodes on which no policy acts.
     pub untouched: usize,
     /// What could not be read.
     pub notes: Vec<String>,
@@ -41,8 +43,18 @@ pub struct NodePreview {
     pub node: String,
     /// The rules of the node, sorted by id.
     pub rules: Vec<RulePreview>,
+    /// What `PodQOS` do to its pods at all times, sorted by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<StandingPreview>,
     /// Where schedulers would see the node as full, with these rules.
     pub load_lines: LoadLines,
+    /// The batch weight share on cgroup v2, in percent, beside `most_exposed`; `None` while it is not known, or there are no such
+    /// pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_weight_share: Option<f64>,
+    /// `namespace/name` of the protected pod that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_exposed: Option<String>,
     /// Why its kubelet's summary is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_error: Option<String>,
@@ -497,6 +509,18 @@ impl Preview {
         nodes.filter(|node| node.rules.iter().any(&is)).count()
     }
 
+    /// What each `PodQOS` does to pods of all nodes at all times.
+    fn standing(&self) -> Vec<StandingPreview> {
+        let mut policies: BTreeMap<&str, StandingPreview> = BTreeMap::new();
+        for standing in self.nodes.iter().flat_map(|node| &node.standing) {
+            match policies.get_mut(standing.policy.as_str()) {
+                Some(known) => known.add(standing),
+                None => drop(policies.insert(&standing.policy, standing.clone())),
+            }
+        }
+        policies.into_values().collect()
+    }
+
     /// The load lines, each with the number of nodes that have it; those of most nodes first.
     fn load_lines(&self) -> Vec<String> {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -514,6 +538,29 @@ impl Preview {
             shown.push(format!("{more} other load lines: see --output json"));
         }
         shown
+    }
+
+    /// The highest batch weight share, and what helps where it is too high.
+    fn batch_weight(&self) -> Option<String> {
+        let shares = self.nodes.iter().filter_map(|node| {
+            let pod = node.most_exposed.as_deref()?;
+            Some((node.batch_weight_share?, node.node.as_str(), pod))
+        });
+        let high = shares
+            .clone()
+            .filter(|(percent, ..)| *percent > HIGH_PERCENT);
+        let advice = match high.count() {
+            0 => String::new(),
+            high => format!(
+                "; above {HIGH_PERCENT:.0} % on {}: too many busy batch pods for the idle class; make them BestEffort, or add a rule on \
+                 protected_cpu_delay_max with quotas",
+                count(high, "node")
+            ),
+        };
+        let (percent, node, pod) = shares.max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
+        Some(format!(
+            "batch weight share (on cgroup v2): at most {percent:.0} %, on {node} beside {pod}{advice}"
+        ))
     }
 
     /// The totals, for example `1 of 2 nodes over a threshold; throttled: 1 pod`.
@@ -560,7 +607,9 @@ impl Preview {
             parts.push(format!("only reported: {}", reported.join(", ")));
         }
         parts.extend(some(unknown.count(), "unknown", "value"));
-        parts.extend(some(self.untouched, "selected by no rule", "node"));
+        let without_rules = self.nodes.iter().filter(|node| node.rules.is_empty());
+        let without_rules = self.untouched + without_rules.count();
+        parts.extend(some(without_rules, "selected by no rule", "node"));
         parts.join("; ")
     }
 }
@@ -578,6 +627,12 @@ impl fmt::Display for Preview {
         }
         for line in self.load_lines() {
             writeln!(f, "{line}")?;
+        }
+        if let Some(line) = self.batch_weight() {
+            writeln!(f, "{line}")?;
+        }
+        for standing in self.standing() {
+            writeln!(f, "{}", standing.line())?;
         }
         self.notes
             .iter()

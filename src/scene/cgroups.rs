@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::pod::{ScenePod, quota_micros, shares, weight};
+use super::pod::{ScenePod, quota_micros};
 use crate::clock::boot_time;
+use crate::engine::pod::QosClass;
 use crate::engine::units::MilliCpu;
+use crate::engine::weight_share::{CpuWeights, shares, weight};
 use crate::node::cgroup::parse::keyed;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
 
@@ -114,6 +116,12 @@ impl SceneCgroups {
         cgroups.create_cgroup(&cgroups.top.clone())?;
         cgroups.enable_controllers_below(&cgroups.top.clone())?;
         cgroups.set_weight(&cgroups.top, top_shares)?;
+        if pods.iter().any(|pod| pod.qos == QosClass::BestEffort) {
+            let slice = cgroups.best_effort();
+            cgroups.create_cgroup(&slice)?;
+            cgroups.enable_controllers_below(&slice)?;
+            cgroups.set_weight(&slice, shares(MilliCpu::ZERO))?;
+        }
         for pod in pods {
             let cgroup = cgroups.cgroup(pod);
             cgroups.create_cgroup(&cgroup)?;
@@ -123,9 +131,34 @@ impl SceneCgroups {
         Ok(cgroups)
     }
 
-    /// The cgroup of a pod. They are siblings.
+    /// The cgroup of a pod. They are siblings, except that `BestEffort` pods share a slice of the lowest weight, as below the
+    /// kubelet's.
     pub fn cgroup(&self, pod: &ScenePod) -> CgroupPath {
-        child(&self.top, &pod.name)
+        match pod.qos {
+            QosClass::BestEffort => child(&self.best_effort(), &pod.name),
+            QosClass::Burstable | QosClass::Guaranteed => child(&self.top, &pod.name),
+        }
+    }
+
+    fn best_effort(&self) -> CgroupPath {
+        child(&self.top, "besteffort")
+    }
+
+    /// Gives a pod, and the slice of a `BestEffort` one, what a request weighs on cgroup v2, on v1 too.
+    ///
+    /// # Errors
+    /// Where the kernel refuses it.
+    pub fn weigh_as_on_v2(&self, pod: &ScenePod, request: MilliCpu) -> Result<(), CgroupError> {
+        let slice = (pod.qos == QosClass::BestEffort).then(|| (self.best_effort(), MilliCpu::ZERO));
+        for (cgroup, request) in slice.into_iter().chain([(self.cgroup(pod), request)]) {
+            let value = if self.hierarchy.is_v2() {
+                weight(shares(request)).to_string()
+            } else {
+                CpuWeights::V2.of(request).to_string()
+            };
+            self.write_cpu(&cgroup, self.weight_file(), &value)?;
+        }
+        Ok(())
     }
 
     /// Moves a process into the cgroup, in every tree.

@@ -112,7 +112,7 @@ impl<W: Write> Daemon<W> {
             }
         };
         self.finish(stop);
-        let left = self.machine.throttled_pods();
+        let left = self.machine.changed_pods();
         Ok(left == 0 || matches!(stop, Stop::Leave(_)))
     }
 

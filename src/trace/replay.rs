@@ -229,7 +229,8 @@ impl RuleSummary {
                 let since = self.disabled_since.take();
                 self.scheduling_disabled += since.map_or(Duration::ZERO, |since| at.since(since));
             }
-            PlanChange::Unknown { .. }
+            PlanChange::Burst { .. }
+            | PlanChange::Unknown { .. }
             | PlanChange::Known { .. }
             | PlanChange::Ineffective { .. }
             | PlanChange::Effective { .. }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::agent_support::{Agent, HIGH, NODE, Node, evicting, pod, ready, rule, throttling};
 use crate::api_support::Process;
@@ -466,7 +466,7 @@ fn a_disk_whose_fsync_takes_20_s_delays_nothing() {
     node.machine.load.set(HIGH);
     let mut slowest = Duration::ZERO;
     agent.until_within(Duration::from_secs(18), "all go on", || {
-        let asked = Instant::now();
+        let asked = crate::api_support::now();
         assert_eq!(agent.http("/livez").unwrap().0, 200);
         slowest = slowest.max(asked.elapsed());
         let tainted = "interference.crane.io:NoSchedule".to_owned();

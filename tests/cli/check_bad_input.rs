@@ -267,6 +267,38 @@ fn text_output_has_one_line_per_finding() {
 }
 
 #[test]
+fn policies_of_the_idle_class_say_how_many_batch_pods_it_holds() {
+    let note = |text: &str| {
+        let output = check(text, &["--output", "json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["note"].as_str().map(str::to_owned)
+    };
+    let action = include_str!("../../examples/ensurance/idle-class.yaml");
+    let standing = include_str!("../../examples/ensurance/standing.yaml");
+    for text in [action, standing] {
+        let note = note(text).unwrap();
+        assert!(
+            note.contains("up to about 5 busy batch pods per CPU"),
+            "{note}"
+        );
+        assert!(
+            note.contains("BestEffort batch pods are held for any number"),
+            "{note}"
+        );
+        assert!(
+            note.contains("InPlacePodLevelResourcesVerticalScaling"),
+            "{note}"
+        );
+    }
+    let quotas = action.replace("idle: true", "idle: false");
+    let normal = standing.replace("cpuPriority: 7", "cpuPriority: 0");
+    for (text, original) in [(quotas, action), (normal, standing)] {
+        assert_ne!(text, original);
+        assert_eq!(note(&text), None);
+    }
+}
+
+#[test]
 fn severities_are_coloured_where_wanted_and_never_in_json() {
     let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: Nonsense\n";
     let escape = |output: &[u8]| output.contains(&0x1b);

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use crate::kernel_support::{
-    TestCgroups, assert_fine, at, idle, standing, test_cgroups, throttle, throttle_of_cgroups,
+    TestCgroups, assert_fine, at, bursting, idle, standing, test_cgroups, throttle,
+    throttle_of_cgroups,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -39,6 +40,11 @@ fn plan(quota: u64, target_cgroups: bool) -> Vec<PodThrottle> {
         idle(throttle("class", quota)),
         standing("standing"),
     ];
+    // A rule's quota comes and goes on top of a burst.
+    plan.push(match quota {
+        200 => throttle("burst", 300),
+        _ => bursting("burst", 400),
+    });
     if target_cgroups {
         let split =
             throttle_of_cgroups("split", &[("web", Some(quota)), ("log", Some(quota - 50))]);
@@ -114,6 +120,8 @@ impl Stage {
         let (plain, limited) = (cgroups.pod("plain"), cgroups.pod("limited"));
         let (class, split) = (cgroups.pod("class"), cgroups.pod("split"));
         let standing = cgroups.pod("standing");
+        let burst = cgroups.pod("burst");
+        let bursting = cgroups.container(&burst, "web");
         let web = cgroups.container(&split, "web");
         let log = cgroups.container(&split, "log");
         let quota = |path: &CgroupPath, micros| {
@@ -130,11 +138,15 @@ impl Stage {
             quota(&split, None),
             quota(&web, Some(60_000)),
             quota(&log, Some(70_000)),
+            quota(&burst, Some(90_000)),
+            quota(&bursting, Some(30_000)),
             (class.clone(), cgroups.weight_file(), "37".to_owned()),
             (standing.clone(), cgroups.weight_file(), "41".to_owned()),
         ];
         if cgroups.has(&limited, cgroups.burst_file()) {
             files.push((limited.clone(), cgroups.burst_file(), "30000".to_owned()));
+            files.push((burst.clone(), cgroups.burst_file(), "0".to_owned()));
+            files.push((bursting.clone(), cgroups.burst_file(), "5000".to_owned()));
         }
         if cgroups.has(&class, "cpu.idle") {
             files.push((class.clone(), "cpu.idle", "0".to_owned()));

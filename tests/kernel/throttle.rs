@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kernel_support::{
-    TestCgroups, assert_fine, at, idle, standing, test_cgroups, throttle, throttle_of_cgroups, uid,
+    TestCgroups, assert_fine, at, bursting, idle, standing, test_cgroups, throttle,
+    throttle_of_cgroups, uid,
 };
 use plimsoll::crd::pod_facts::ContainerFacts;
 use plimsoll::engine::plan::{CpuClass, Feedback, PodThrottle};
+use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::units::{MilliCpu, Quota};
 use plimsoll::node::actuate::throttle::{ThrottleOutcome, Throttler};
 use plimsoll::node::cgroup::{CgroupPath, Hierarchy};
@@ -534,6 +536,188 @@ fn a_standing_class_outlives_resets_restarts_and_processes_and_ends_exactly() {
     assert_fine(&throttler.apply(at(5), &[], &cgroups.find()));
     assert_eq!(class(), ("0".to_owned(), "37".to_owned()));
     assert!(cgroups.journal_lines().is_empty());
+}
+
+/// A pod with a limit of 0.9 CPUs, and a container with one of 0.3; `None` if this kernel has no burst.
+fn limited_pod(cgroups: &TestCgroups) -> Option<(CgroupPath, CgroupPath)> {
+    let pod = cgroups.pod("pod");
+    if !cgroups.has(&pod, cgroups.burst_file()) {
+        eprintln!("skipped: this kernel has no burst");
+        return None;
+    }
+    cgroups.set_quota(&pod, Some(90_000));
+    let container = cgroups.container(&pod, "web");
+    cgroups.set_quota(&container, Some(30_000));
+    Some((pod, container))
+}
+
+#[test]
+fn a_burst_is_given_to_pod_and_containers_up_to_their_quotas_and_ends_exactly() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let Some((pod, container)) = limited_pod(&cgroups) else {
+        return;
+    };
+    let unlimited = cgroups.container(&pod, "sidecar");
+    cgroups.write(&container, cgroups.burst_file(), "1000");
+    let bursts = || [&pod, &container, &unlimited].map(|it| cgroups.read(it, cgroups.burst_file()));
+    let plan = [bursting("pod", 500)];
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &plan, &cgroups.find()));
+    assert_eq!(bursts(), ["50000", "30000", "0"]);
+    assert_eq!(cgroups.journal_lines().len(), 2);
+    assert!(throttler.verify(at(1)).is_empty());
+    assert_eq!(throttler.count_lowered(), 0, "it is not throttled");
+    assert_eq!(throttler.by_container().count(), 0);
+    drop(throttler);
+    let (mut throttler, recovered) = cgroups.open();
+    assert_eq!(recovered.throttles.len(), 1);
+    assert_eq!(recovered.throttles[0].burst.0, 500);
+    assert!(!recovered.throttles[0].idle);
+    assert_fine(&throttler.apply(at(2), &[bursting("pod", 200)], &cgroups.find()));
+    assert_eq!(bursts(), ["20000", "20000", "0"]);
+    assert_fine(&throttler.apply(at(3), &[], &cgroups.find()));
+    assert_eq!(bursts(), ["0", "1000", "0"]);
+    assert!(cgroups.journal_lines().is_empty());
+}
+
+#[test]
+fn a_container_that_restarts_has_its_burst_once_it_has_its_limit() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let Some((pod, container)) = limited_pod(&cgroups) else {
+        return;
+    };
+    let plan = bursting("pod", 100);
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), std::slice::from_ref(&plan), &cgroups.find()));
+    let mut tick = |second| {
+        throttler.verify(at(second));
+        let changed = throttler.take_changed();
+        for uid in &changed {
+            let path = cgroups.find()(uid);
+            assert_fine(&throttler.reapply(at(second), &plan, path));
+        }
+        changed.len()
+    };
+    let settled = (1..9).map(&mut tick).collect::<Vec<_>>();
+    assert_eq!(settled.last(), Some(&0), "nothing changes any more");
+    cgroups.remove(&container);
+    let restarted = cgroups.container(&pod, "web-2");
+    tick(10);
+    cgroups.set_quota(&restarted, Some(30_000));
+    tick(11);
+    assert_eq!(cgroups.read(&restarted, cgroups.burst_file()), "10000");
+    let settled = (12..20).map(&mut tick).collect::<Vec<_>>();
+    assert_eq!(settled.last(), Some(&0));
+}
+
+#[test]
+fn a_burst_yields_before_a_quota_of_a_rule_and_comes_back_after_it() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let Some((pod, container)) = limited_pod(&cgroups) else {
+        return;
+    };
+    let bursts = || [&pod, &container].map(|it| cgroups.read(it, cgroups.burst_file()));
+    let given = [bursting("pod", 500)];
+    // The pod's quota on v2, the containers' on v1.
+    let by_pod = throttle("pod", 200);
+    let by_container = throttle_of_cgroups("pod", &[("web", Some(100))]);
+    let mut throttler = cgroups.throttler();
+    for (target, quota, plan) in [(&pod, 20_000, by_pod), (&container, 10_000, by_container)] {
+        if *target == pod && !cgroups.is_v2() {
+            // There a parent may not have less than its child.
+            continue;
+        }
+        let original = cgroups.quota(target);
+        assert_fine(&throttler.apply(at(0), &given, &cgroups.find()));
+        assert_eq!(bursts(), ["50000", "30000"]);
+        assert_fine(&throttler.apply(at(1), &[plan], &cgroups.find()));
+        assert_eq!(bursts(), ["0", "0"]);
+        assert_eq!(cgroups.quota(target), cgroups.quota_text(Some(quota)));
+        assert_fine(&throttler.apply(at(2), &given, &cgroups.find()));
+        assert_eq!(bursts(), ["50000", "30000"]);
+        assert_eq!(cgroups.quota(target), original);
+        assert_fine(&throttler.apply(at(3), &[], &cgroups.find()));
+        assert_eq!(bursts(), ["0", "0"]);
+        assert!(cgroups.journal_lines().is_empty());
+    }
+}
+
+#[test]
+fn a_resize_below_the_burst_succeeds_once_the_burst_has_yielded() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let Some((_, container)) = limited_pod(&cgroups) else {
+        return;
+    };
+    let given = [bursting("pod", 500)];
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &given, &cgroups.find()));
+    let quota = cgroups.dir(&container).join(cgroups.quota_file());
+    let refused = std::fs::write(&quota, cgroups.quota_text(Some(10_000)));
+    assert_eq!(
+        refused.unwrap_err().raw_os_error(),
+        Some(22),
+        "why it yields"
+    );
+    assert_fine(&throttler.apply(at(1), &[], &cgroups.find()));
+    cgroups.set_quota(&container, Some(10_000));
+    assert_fine(&throttler.apply(at(2), &given, &cgroups.find()));
+    assert_eq!(cgroups.read(&container, cgroups.burst_file()), "10000");
+    cgroups.set_quota(&container, Some(40_000));
+    assert_fine(&throttler.apply(at(3), &given, &cgroups.find()));
+    assert_eq!(cgroups.read(&container, cgroups.burst_file()), "40000");
+}
+
+#[test]
+fn a_burst_that_another_writer_resets_is_given_again_until_it_is_contested() {
+    let Some(cgroups) = test_cgroups() else {
+        return;
+    };
+    let Some((pod, _)) = limited_pod(&cgroups) else {
+        return;
+    };
+    let mut throttler = cgroups.throttler();
+    assert_fine(&throttler.apply(at(0), &[bursting("pod", 500)], &cgroups.find()));
+    let mut contested = false;
+    for second in 1..=4 {
+        cgroups.write(&pod, cgroups.burst_file(), "0");
+        let outcomes = throttler.verify(at(second * 10));
+        let is_contest = |it: &ThrottleOutcome| matches!(it, ThrottleOutcome::Contested { .. });
+        contested = outcomes.iter().any(is_contest);
+        let expected = if second < 4 { "50000" } else { "0" };
+        assert_eq!(cgroups.read(&pod, cgroups.burst_file()), expected);
+    }
+    assert!(contested, "systemd never resets a burst");
+    assert!(cgroups.journal_lines().is_empty());
+}
+
+#[test]
+fn a_kernel_without_burst_is_reported_once() {
+    let fake = tempfile::tempdir().unwrap();
+    let (root, state) = (fake.path().join("cg"), fake.path().join("state"));
+    for pod in ["a", "b"] {
+        std::fs::create_dir_all(root.join(pod)).unwrap();
+        std::fs::write(root.join(pod).join("cpu.max"), "90000 100000").unwrap();
+    }
+    let mut throttler = Throttler::open(&state, Hierarchy::V2 { root }, at(0))
+        .unwrap()
+        .0;
+    let plan = [bursting("a", 500), bursting("b", 500)];
+    let find = |uid: &PodUid| CgroupPath::new(&uid.0).ok();
+    let outcomes = throttler.apply(at(0), &plan, &find);
+    assert!(
+        matches!(outcomes[..], [ThrottleOutcome::NoBurst]),
+        "{outcomes:?}"
+    );
+    assert_eq!(outcomes[0].feedback(), None);
+    assert!(throttler.apply(at(1), &plan, &find).is_empty());
 }
 
 #[test]

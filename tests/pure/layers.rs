@@ -233,6 +233,7 @@ fn public_type(line: &str) -> Option<&str> {
     let defines_type = ["struct", "enum", "trait"].contains(&keyword);
     (visibility.starts_with("pub") && defines_type)
         .then(|| name.split(|c: char| !c.is_alphanumeric()).next())?
+        .filter(|name| !name.is_empty()) // of a macro
 }
 
 #[test]

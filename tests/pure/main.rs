@@ -59,6 +59,7 @@ mod engine {
     mod standing;
     mod throttle;
     mod values;
+    mod weight_share;
 }
 
 mod node {

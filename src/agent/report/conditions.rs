@@ -1,4 +1,4 @@
-//! The conditions `Ready`, `ActionIneffective`, `Degraded`, `Stopped` and `IdleClass` of a `NodeWatermark`.
+//! The conditions `Ready`, `ActionIneffective`, `Degraded`, `Stopped`, `IdleClass` and `BatchWeightHigh` of a `NodeWatermark`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -6,8 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::crd::emergency_stop;
 use crate::crd::kstatus::{RECONCILING, STALLED};
 use crate::crd::node_watermark::condition::{
-    ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, DEGRADED, IDLE_CLASS,
-    IDLE_UNSAFE, NONE_EVALUATED, PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED, STARTING, STOPPED,
+    ACTION_INEFFECTIVE, ACTIONS_EFFECTIVE, AGENT_ENDED, ALL_IN_ORDER, BATCH_WEIGHT_HIGH, DEGRADED,
+    IDLE_CLASS, IDLE_UNSAFE, NONE_EVALUATED, PREVIOUS_RULES_ENFORCED, READY, RULES_ENFORCED,
+    STARTING, STOPPED, TOO_MANY_BUSY_PODS,
 };
 use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::crd::words::truncated;
@@ -23,6 +24,11 @@ pub const IDLE_UNSAFE_MESSAGE: &str = "pods get the lowest CPU weight instead of
 idle class this kubelet (Kubernetes 1.36 or later) would reject every new pod that requests CPU; to have the idle class, start the kubelet \
 with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false";
 
+/// Why the idle class does not protect, and what helps.
+pub const BATCH_WEIGHT_MESSAGE: &str = "the busy batch pods together have more than a tenth of the CPU weight beside a protected pod \
+(status.batchWeightShare, in percent), so its tail latency grows although they have the lowest class: make them BestEffort, which holds for \
+any number; or add a rule on protected_cpu_delay_max with CPU quotas; or raise the CPU request of the protected pod";
+
 /// The health of the agent. Each list is empty if nothing is wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentHealth {
@@ -36,6 +42,8 @@ pub struct AgentHealth {
     pub degraded: Vec<(&'static str, String)>,
     /// A rule asks for the idle class, and pods get the lowest weight instead.
     pub idle_unsafe: bool,
+    /// A policy asks for the idle class, and the busy batch pods together weigh too much for it to protect.
+    pub batch_weight_high: bool,
     /// The emergency stop, if there is one.
     pub stopped: Option<StopProgress>,
 }
@@ -182,6 +190,10 @@ pub fn conditions(
         let message = IDLE_UNSAFE_MESSAGE.to_owned();
         make(IDLE_CLASS, false, IDLE_UNSAFE, message)
     });
+    let batch_weight = health.batch_weight_high.then(|| {
+        let message = BATCH_WEIGHT_MESSAGE.to_owned();
+        make(BATCH_WEIGHT_HIGH, true, TOO_MANY_BUSY_PODS, message)
+    });
     let progress = match (&health.unready, ready.reason.as_str()) {
         (_, NONE_EVALUATED | PREVIOUS_RULES_ENFORCED) => Some(STALLED),
         (Some(Unready::Starting), _) => Some(RECONCILING),
@@ -192,6 +204,7 @@ pub fn conditions(
         .into_iter()
         .chain(stopped)
         .chain(idle_class)
+        .chain(batch_weight)
         .chain(progress)
         .collect()
 }
@@ -271,6 +284,27 @@ mod tests {
         let (status, reason, message) = shown(true).expect("a condition");
         assert_eq!((status.as_str(), reason.as_str()), ("False", "IdleUnsafe"));
         assert!(message.contains("--feature-gates=InPlacePodLevelResourcesVerticalScaling=false"));
+    }
+
+    #[test]
+    fn too_much_batch_weight_is_mentioned_only_while_it_lasts() {
+        let shown = |batch_weight_high| {
+            let health = AgentHealth {
+                batch_weight_high,
+                ..AgentHealth::default()
+            };
+            let all = conditions(&health, None, &[], Timestamp::UNIX_EPOCH);
+            let found = all.into_iter().find(|it| it.type_ == BATCH_WEIGHT_HIGH);
+            found.map(|it| (it.status, it.reason, it.message))
+        };
+        assert_eq!(shown(false), None);
+        let (status, reason, message) = shown(true).expect("a condition");
+        assert_eq!(
+            (status.as_str(), reason.as_str()),
+            ("True", "TooManyBusyPods")
+        );
+        assert_eq!(message, BATCH_WEIGHT_MESSAGE, "not truncated");
+        assert!(message.contains("BestEffort") && message.contains("protected_cpu_delay_max"));
     }
 
     #[test]

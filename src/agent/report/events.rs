@@ -11,14 +11,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::agent::eviction::{EvictionOutcome, EvictionResult};
-use crate::agent::report::conditions::IDLE_UNSAFE_MESSAGE;
+use crate::agent::report::conditions::{BATCH_WEIGHT_MESSAGE, IDLE_UNSAFE_MESSAGE};
 use crate::agent::taint::TaintState;
 use crate::crd::duration::format_duration;
 use crate::crd::emergency_stop;
 use crate::engine::RuleReport;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
-use crate::engine::policy::{PolicySet, Rule, RuleId, TaintEffect};
+use crate::engine::policy::{PolicySet, Rule, RuleId, Standing, TaintEffect};
+use crate::engine::units::MilliCpu;
+use crate::node::cgroup::control_file::Role;
 use crate::node::journal::JournalRecord;
 use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::IneffectiveAction;
@@ -79,6 +81,8 @@ const AT_FLOOR: Reasons = ("PodAtThrottleFloor", "WouldThrottleToFloor");
 const RESTORED: Reasons = ("PodRestored", "WouldRestore");
 const HELD: Reasons = ("IdleClassSet", "WouldSetIdleClass");
 const RELEASED: Reasons = ("IdleClassEnded", "WouldEndIdleClass");
+const BURST: Reasons = ("BurstSet", "WouldSetBurst");
+const BURST_ENDED: Reasons = ("BurstEnded", "WouldEndBurst");
 const RECLAIMED: Reasons = ("PageCacheReclaimed", "WouldReclaim");
 const EVICTED: Reasons = ("PodEvicted", "WouldEvict");
 const CLOSED: Reasons = ("SchedulingDisabled", "WouldDisableScheduling");
@@ -128,12 +132,28 @@ impl MessageFacts<'_> {
     }
 }
 
+/// What a `PodQOS` gives its pods at all times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Gives {
+    IdleClass,
+    Burst,
+}
+
+impl Gives {
+    fn is_of(self, standing: Standing) -> bool {
+        match self {
+            Self::IdleClass => standing.idle,
+            Self::Burst => standing.burst > MilliCpu::ZERO,
+        }
+    }
+}
+
 /// Builds events from decisions and outcomes.
 #[derive(Debug, Default)]
 pub struct EventBuilder {
     throttles: Throttles,
-    /// The `PodQOS` reported to hold pods in the idle class; true in Preview.
-    standing: BTreeSet<(RuleId, bool)>,
+    /// What each `PodQOS` is reported to give its pods; true in Preview.
+    standing: BTreeSet<(RuleId, bool, Gives)>,
     /// Rules that were reported as unknown.
     unknown: BTreeSet<RuleId>,
     /// The taint state on the Node, as last reported.
@@ -144,6 +164,8 @@ pub struct EventBuilder {
     ineffective: BTreeMap<PodUid, &'static str>,
     /// Whether a rule asked for an idle class that is unsafe, as last reported.
     idle_unsafe: bool,
+    /// Whether the batch pods weighed too much, as last reported.
+    batch_weight_high: bool,
 }
 
 impl EventBuilder {
@@ -151,7 +173,13 @@ impl EventBuilder {
     pub fn adopt(&mut self, records: impl Iterator<Item = JournalRecord>, policy: &PolicySet) {
         for record in records {
             if record.rule.pod_qos().is_some() {
-                self.standing.insert((record.rule, false));
+                let is_burst = record.file.role() == Role::Burst;
+                let gives = if is_burst {
+                    Gives::Burst
+                } else {
+                    Gives::IdleClass
+                };
+                self.standing.insert((record.rule, false, gives));
                 continue;
             }
             let floor = floor(policy, &record.rule);
@@ -195,7 +223,11 @@ impl EventBuilder {
             }
             PlanChange::OutsideHours => drop(self.unknown.remove(rule)),
             PlanChange::Throttle { idle, .. } if rule.pod_qos().is_some() => {
-                out.extend(self.standing(rule, *would, *idle, facts.policy));
+                out.extend(self.standing((rule, *would, Gives::IdleClass), *idle, facts.policy));
+            }
+            PlanChange::Burst { burst, .. } => {
+                let given = *burst > MilliCpu::ZERO;
+                out.extend(self.standing((rule, *would, Gives::Burst), given, facts.policy));
             }
             PlanChange::Throttle { .. } => {
                 let floor = floor(facts.policy, rule);
@@ -224,24 +256,28 @@ impl EventBuilder {
         }
     }
 
-    /// A `PodQOS` takes a pod into the idle class, or out of it: an event for the first pod, and when the policy has gone.
+    /// A `PodQOS` takes a pod into the idle class or gives it a burst, or no longer does: an event for the first pod, and when the
+    /// policy has gone.
     fn standing(
         &mut self,
-        rule: &RuleId,
-        would: bool,
-        idle: bool,
+        (rule, would, gives): (&RuleId, bool, Gives),
+        starts: bool,
         policy: &PolicySet,
     ) -> Option<NewEvent> {
-        let key = (rule.clone(), would);
+        let key = (rule.clone(), would, gives);
         let name = rule.pod_qos()?;
         let mut policies = policy.pods.iter().filter(|it| it.name == name);
-        let stays = policies.any(|it| it.standing.idle && it.standing.preview == would);
-        let (reasons, what) = if idle {
-            (HELD, "its pods are in the idle class at all times")
-        } else {
-            (RELEASED, "its pods are no longer in the idle class")
+        let stays = policies.any(|it| gives.is_of(it.standing) && it.standing.preview == would);
+        let (reasons, what) = match (gives, starts) {
+            (Gives::IdleClass, true) => (HELD, "its pods are in the idle class at all times"),
+            (Gives::IdleClass, false) => (RELEASED, "its pods are no longer in the idle class"),
+            (Gives::Burst, true) => (BURST, "its pods may burst above their CPU limits"),
+            (Gives::Burst, false) => (
+                BURST_ENDED,
+                "its pods no longer burst above their CPU limits",
+            ),
         };
-        let changed = if idle {
+        let changed = if starts {
             self.standing.insert(key)
         } else {
             !stays && self.standing.remove(&key)
@@ -356,6 +392,15 @@ impl EventBuilder {
             out.push(on_node(true, "IdleUnsafe", IDLE_UNSAFE_MESSAGE.to_owned()));
         }
         self.idle_unsafe = idle_unsafe;
+    }
+
+    /// Adds the event of batch pods that have come to weigh too much for the idle class.
+    pub fn batch_weight(&mut self, high: bool, out: &mut Vec<NewEvent>) {
+        if high && !self.batch_weight_high {
+            let message = BATCH_WEIGHT_MESSAGE.to_owned();
+            out.push(on_node(true, "BatchWeightHigh", message));
+        }
+        self.batch_weight_high = high;
     }
 
     /// Adds the events of a changed taint state; `message` says which rules want it, with their values.

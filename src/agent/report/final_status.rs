@@ -105,6 +105,7 @@ fn report(
             ..TaintState::default()
         },
         evicted: Vec::new(),
+        batch_weight_share: None,
         health: AgentHealth {
             unready: Some(Unready::Ended(why.to_owned())),
             ..AgentHealth::default()

@@ -71,6 +71,8 @@ pub struct StatusView<'a> {
     pub taint_state: TaintState,
     /// The evictions of the last hour, the newest first.
     pub evicted: Vec<Evicted>,
+    /// The batch weight share, in percent.
+    pub batch_weight_share: Option<i64>,
     /// Problems that the caller knows of.
     pub health: AgentHealth,
     /// Rules and pod policies of the spec that are not enforced: kind, name, reason.
@@ -277,6 +279,7 @@ impl StatusBuilder {
                 .collect(),
             scheduling: self.scheduling.clone(),
             throttled,
+            bursts: throttled::bursts(view),
             evictions: view
                 .evicted
                 .iter()
@@ -286,6 +289,7 @@ impl StatusBuilder {
             would: would.into_iter().take(MAX_ENTRIES).collect(),
             refused: self.refusals(view),
             pod_policies: self.matched.clone(),
+            batch_weight_share: view.batch_weight_share,
             conditions: self.conditions.clone(),
         }
     }
@@ -511,6 +515,7 @@ fn would_do(decision: &NamedDecision) -> Option<(&'static str, String)> {
             let idle = if *idle { ", idle class" } else { "" };
             ("throttle", format!("to {to} %, {quota}{idle}"))
         }
+        PlanChange::Burst { burst, .. } => ("burst", format!("up to {burst} above its limit")),
         PlanChange::Reclaim { amount, .. } => ("reclaim", format!("up to {amount} of page cache")),
         PlanChange::Evict { grace, release, .. } => {
             let release = release.map_or_else(String::new, |release| {

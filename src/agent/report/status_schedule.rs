@@ -128,6 +128,7 @@ fn scheduling_state(status: &NodeWatermarkStatus) -> (&str, bool) {
 fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool {
     let masked = |status: &NodeWatermarkStatus| {
         let mut status = status.clone();
+        status.batch_weight_share = status.batch_weight_share.map(|_| 0);
         for rule in &mut status.rules {
             rule.value = rule.value.map(|_| 0.0);
             rule.earliest_eviction_time = None;

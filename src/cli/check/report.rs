@@ -3,19 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use super::sources::{Source, Sources};
 use crate::crd::duration::format_duration;
 use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
-use crate::crd::{Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, compile};
+use crate::crd::{
+    Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, compile,
+};
 use crate::engine::policy::{NodeFacts, Rule, RuleId, Strategy};
 use crate::node::machine::messages::count;
 
-/// For actions with `idle: true`.
-const IDLE_NOTE: &str = "note: with kubelets of Kubernetes 1.36 or later `idle: true` gives pods the lowest CPU weight and quotas at once instead \
-of the idle class, because they would reject new pods; with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false they have the idle class";
+/// For policies that put pods into the idle class.
+const IDLE_NOTE: &str = "note: the idle class protects beside up to about 5 busy batch pods per CPU, since each adds its CPU weight; BestEffort batch \
+pods are held for any number. With kubelets of Kubernetes 1.36 or later pods get the lowest CPU weight instead (up to 1 or 2 per CPU) and, from rules, \
+quotas at once, because these kubelets would reject new pods; with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false they have the idle class";
 
 /// All findings, with totals.
 #[derive(Debug, Default, Serialize)]
@@ -202,8 +205,7 @@ impl<'a> Report<'a> {
         };
         let location = (source.name.as_str(), &object.positions);
         locations.entry(reference).or_default().push(location);
-        let idle = object.value.pointer("/spec/throttle/cpuThrottle/idle");
-        if idle.and_then(Value::as_bool) == Some(true) {
+        if asks_for_idle(&object.value) {
             self.note = Some(IDLE_NOTE);
         }
         for finding in Objects::from_values([object.value.clone()]).findings() {
@@ -350,6 +352,14 @@ impl std::fmt::Display for Located<'_> {
         }
         f.write_str(&self.message)
     }
+}
+
+/// Whether it is an action with `idle: true`, or a `PodQOS` with `cpuPriority: 7`.
+fn asks_for_idle(object: &Value) -> bool {
+    let action = object.pointer("/spec/throttle/cpuThrottle/idle");
+    let standing = object.pointer("/spec/resourceQOS");
+    let standing = standing.and_then(|qos| ResourceQos::deserialize(qos).ok());
+    action.and_then(Value::as_bool) == Some(true) || standing.is_some_and(|qos| qos.is_idle())
 }
 
 fn text<'a>(object: &'a ManifestObject, pointer: &str) -> &'a str {

@@ -22,7 +22,7 @@ struct ColumnCheck {
     fix: &'static str,
 }
 
-const CHECKS: [ColumnCheck; 6] = [
+const CHECKS: [ColumnCheck; 7] = [
     ColumnCheck {
         column: "Ready",
         reason: "Ready",
@@ -68,6 +68,13 @@ const CHECKS: [ColumnCheck; 6] = [
         fix: "shows more; to have the idle class there, start the kubelet with --feature-gates=InPlacePodLevelResourcesVerticalScaling=false",
     },
     ColumnCheck {
+        column: "BatchWeight",
+        reason: "BatchWeight",
+        is_problem: |reason| reason == condition::TOO_MANY_BUSY_PODS,
+        what: "too many busy batch pods for the idle class to protect",
+        fix: "shows more; make batch pods BestEffort, which holds for any number, or add a rule on protected_cpu_delay_max with CPU quotas",
+    },
+    ColumnCheck {
         column: "Unknown",
         reason: "Reason",
         is_problem: |reason| {
@@ -79,7 +86,7 @@ const CHECKS: [ColumnCheck; 6] = [
     },
 ];
 /// The newest column: a definition with it has the others too.
-const NEWEST: &str = "Idle";
+const NEWEST: &str = "BatchWeight";
 
 /// One finding for each problem, with its nodes.
 pub(super) fn reported_problems(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {

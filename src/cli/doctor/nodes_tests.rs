@@ -51,6 +51,18 @@ fn nodes_where_the_idle_class_is_unsafe_are_named_with_the_feature_gate() {
 }
 
 #[test]
+fn nodes_with_too_many_busy_batch_pods_are_named_with_what_helps() {
+    assert_finding(
+        with("BatchWeight", "TooManyBusyPods"),
+        &[
+            "TooManyBusyPods: too many busy batch pods for the idle class to protect on 2 nodes: a, b",
+            "make batch pods BestEffort",
+            "protected_cpu_delay_max",
+        ],
+    );
+}
+
+#[test]
 fn nodes_without_evaluable_rules_have_their_own_cure() {
     let mut snapshot = healthy_snapshot();
     with("Ready", NONE_EVALUATED)(&mut snapshot);
@@ -127,7 +139,7 @@ fn a_healthy_starting_ended_or_stopped_agent_is_not_reported() {
         let reasons = reasons_of(&health);
         let [ready, degraded, ineffective] = reasons.each_ref().map(String::as_str);
         let mut snapshot = healthy_snapshot();
-        let row = ["a", "", OURS, ready, degraded, ineffective, "", "", ""];
+        let row = ["a", "", OURS, ready, degraded, ineffective, "", "", "", ""];
         snapshot.watermarks = watermarks(&[row, healthy("b")]);
         assert_eq!(findings(&snapshot), [], "{health:?}");
     }

@@ -40,7 +40,7 @@ mod policies;
 
 const OURS: &str = env!("CARGO_PKG_VERSION");
 /// The columns of `NodeWatermark`s that are read.
-const WATERMARK: [&str; 9] = [
+const WATERMARK: [&str; 10] = [
     "Name",
     "Stopped",
     "Agent",
@@ -50,6 +50,7 @@ const WATERMARK: [&str; 9] = [
     "Unknown",
     "Reason",
     "Idle",
+    "BatchWeight",
 ];
 
 /// An object that was read.
@@ -105,14 +106,14 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<AgentNode>> {
     Ok(rows.iter().map(node).collect())
 }
 
-fn watermarks(rows: &[[&str; 9]]) -> Read<ServerTable> {
+fn watermarks(rows: &[[&str; 10]]) -> Read<ServerTable> {
     table(WATERMARK, rows)
 }
 
 /// The row of a node whose agent has no problem.
-fn healthy(node: &str) -> [&str; 9] {
+fn healthy(node: &str) -> [&str; 10] {
     let [ready, degraded, ineffective] = ["RulesEnforced", "AllInOrder", "ActionsEffective"];
-    [node, "", OURS, ready, degraded, ineffective, "", "", ""]
+    [node, "", OURS, ready, degraded, ineffective, "", "", "", ""]
 }
 
 /// A `DaemonSet` with these numbers of created, ready and wanted pods.
@@ -246,7 +247,7 @@ fn healthy_snapshot() -> ClusterSnapshot {
         watermarks: watermarks(&[
             healthy("a"),
             healthy("b"),
-            ["c", "", "", "", "", "", "", "", ""],
+            ["c", "", "", "", "", "", "", "", "", ""],
         ]),
         leases: of(vec![
             lease("a", "2026-01-01T00:00:55.000000Z"),

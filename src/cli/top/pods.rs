@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::view::{
     AgentState, Sort, agent_state, heartbeat, or_unknown, seconds, since, write_hidden,
@@ -16,7 +16,7 @@ use super::view::{
 use crate::cli::color;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{MAX_PODS, PodUsage};
-use crate::crd::node_watermark::ThrottledStatus;
+use crate::crd::node_watermark::{BurstStatus, ThrottledStatus};
 use crate::crd::summary::Percent;
 use crate::crd::words::named;
 use crate::engine::units::{Bytes, MilliCpu};
@@ -26,8 +26,16 @@ use crate::preview::Table;
 /// Maximum number of names in a note.
 const MAX_NAMED: usize = 10;
 
-/// Throttled pods by node.
-pub(super) type Throttled = BTreeMap<String, Vec<ThrottledStatus>>;
+/// What agents did to pods, by node.
+pub(super) type Throttled = BTreeMap<String, HeldPods>;
+
+/// What the agent of a node did to pods.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct HeldPods {
+    pub(super) throttled: Vec<ThrottledStatus>,
+    pub(super) bursts: Vec<BurstStatus>,
+}
 
 /// One pod.
 #[derive(Clone, Debug, Serialize)]
@@ -49,6 +57,9 @@ struct PodRow {
     throttled: Option<bool>,
     /// The throttle, if it is throttled.
     throttle: Option<ThrottledStatus>,
+    /// The burst that a `PodQOS` gives it.
+    #[serde(rename = "burstMillicores", skip_serializing_if = "Option::is_none")]
+    burst: Option<i64>,
 }
 
 impl PodRow {
@@ -105,7 +116,10 @@ impl PodRow {
                 Some(to) => format!("to {to}m ({}%)", throttle.ratio),
                 None => "idle class".to_owned(),
             },
-            (None, Some(_)) => "-".to_owned(),
+            (None, Some(_)) => match self.burst {
+                Some(burst) => format!("burst {burst}m"),
+                None => "-".to_owned(),
+            },
             (None, None) => "?".to_owned(),
         }
     }
@@ -185,6 +199,7 @@ fn rows(
     status.top_pods.iter().map(move |pod| PodRow {
         throttled: throttled.map(|known| throttle(known, pod).is_some()),
         throttle: throttled.and_then(|known| throttle(known, pod)).cloned(),
+        burst: throttled.and_then(|known| burst(known, pod)),
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         node: node.clone(),
@@ -197,8 +212,14 @@ fn rows(
     })
 }
 
-fn throttle<'a>(known: &'a [ThrottledStatus], pod: &PodUsage) -> Option<&'a ThrottledStatus> {
-    let mut throttled = known.iter();
+fn burst(known: &HeldPods, pod: &PodUsage) -> Option<i64> {
+    let mut bursts = known.bursts.iter();
+    let found = bursts.find(|it| it.namespace == pod.namespace && it.pod == pod.name);
+    found.map(|it| it.millicores)
+}
+
+fn throttle<'a>(known: &'a HeldPods, pod: &PodUsage) -> Option<&'a ThrottledStatus> {
+    let mut throttled = known.throttled.iter();
     throttled.find(|it| it.namespace == pod.namespace && it.pod == pod.name)
 }
 
@@ -224,7 +245,7 @@ fn throttled_elsewhere(shown: &[PodRow], throttled: Option<&Throttled>) -> Optio
     let shown = shown.iter().map(name).collect::<BTreeSet<_>>();
     let all = throttled.into_iter().flatten().flat_map(|(node, pods)| {
         let name = |it: &ThrottledStatus| (node.clone(), it.namespace.clone(), it.pod.clone());
-        pods.iter().map(name)
+        pods.throttled.iter().map(name)
     });
     let others = all.filter(|name| !shown.contains(name));
     let others: Vec<String> = others

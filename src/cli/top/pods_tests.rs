@@ -53,6 +53,21 @@ fn throttled() -> Throttled {
         throttled("batch", "small-7", Some(10)),
     ];
     let b = vec![throttled("batch", "gone-1", None)];
+    let burst = |pod: &str| BurstStatus {
+        namespace: "batch".to_owned(),
+        pod: pod.to_owned(),
+        millicores: 500,
+    };
+    // A throttle comes before the burst.
+    let bursts = vec![burst("sort-1"), burst("small-7")];
+    let a = HeldPods {
+        throttled: a,
+        bursts,
+    };
+    let b = HeldPods {
+        throttled: b,
+        bursts: Vec::new(),
+    };
     BTreeMap::from([("a".to_owned(), a), ("b".to_owned(), b)])
 }
 
@@ -90,7 +105,7 @@ fn the_screen_shows_the_busiest_pods_and_notes_what_is_missing() {
     let lines: Vec<&str> = screen.lines().collect();
     let expected = [
         "NAMESPACE  POD  NODE  CPU  MEMORY  PSI CPU/MEM/IO  THROTTLED  MEASURED",
-        "batch  sort-1  a  2000m  1024Mi  ?/?/?  -  4s",
+        "batch  sort-1  a  2000m  1024Mi  ?/?/?  burst 500m  4s",
         "shop  cart-0  a  900m  3781Mi  12.3/?/1.0  to 450m (50%)  4s",
         "batch  gone-1  b  ?  ?  ?/?/?  idle class  LAST SEEN 4s ago",
         "note: these are the busiest pods of each reporting node, at most 10 of each: 3 of 35",
@@ -124,6 +139,7 @@ fn json_distinguishes_unthrottled_from_unknown() {
     let known = rows(Some(&throttled()));
     let (free, limited) = (&known[0], &known[1]);
     assert_eq!(free["throttled"], json!(false));
+    assert_eq!(free["burstMillicores"], json!(500));
     assert_eq!(limited["throttled"], json!(true));
     assert_eq!(limited["throttle"]["toMillicores"], 450);
     assert_eq!(limited["cpuMillicores"], 900);

@@ -13,11 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::super::server_table::ServerTable;
-use super::pods::Throttled;
+use super::pods::{HeldPods, Throttled};
 use super::view::ActionsInForce;
 use crate::cluster::client::CallError;
 use crate::cluster::list::all;
-use crate::crd::node_watermark::ThrottledStatus;
 use crate::crd::summary::ReportedScheduling;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
 use crate::reconcilers::lease::LeaseObject;
@@ -48,8 +47,8 @@ struct Meta {
 struct WatermarkStatus {
     /// The agent that wrote the status.
     agent: Option<Value>,
-    #[serde(default)]
-    throttled: Vec<ThrottledStatus>,
+    #[serde(flatten)]
+    pods: HeldPods,
 }
 
 impl<Status> Page<Status> {
@@ -128,12 +127,12 @@ fn rows(table: &ServerTable) -> ObjectList<(String, ActionsInForce)> {
     page_of(reported.map(row), table.next().map(str::to_owned))
 }
 
-/// Throttled pods, by node, without nodes whose agent never reported.
+/// Throttled pods and those with a burst, by node, without nodes whose agent never reported.
 pub(super) async fn throttled(client: &Client) -> Result<Throttled, CallError> {
     let api = request::Request::new(NodeWatermark::url_path(&(), None));
     let pods = |item: Item<WatermarkStatus>| {
         let status = item.status.filter(|status| status.agent.is_some())?;
-        Some((item.metadata.name?, status.throttled))
+        Some((item.metadata.name?, status.pods))
     };
     let read = |page: Page<WatermarkStatus>| page.read(pods);
     let known = list(client, |page| api.list(page), read).await?;

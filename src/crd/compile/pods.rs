@@ -20,7 +20,7 @@ pub(super) fn compile_all(
 ) -> Vec<PodPolicy> {
     let compile = |(name, spec): (&String, &PodQosSpec)| {
         let mut policy = compile(name, spec);
-        policy.standing.preview = policy.standing.idle && objects.previews(name);
+        policy.standing.preview = policy.standing.acts() && objects.previews(name);
         let mut findings = findings.for_object(Kind::PodQos, name);
         report(spec, &policy, &mut findings);
         report_allowed(spec, objects, actions, &mut findings);
@@ -50,6 +50,7 @@ fn compile(name: &str, spec: &PodQosSpec) -> PodPolicy {
         allowed,
         standing: Standing {
             idle: spec.resource_qos.as_ref().is_some_and(ResourceQos::is_idle),
+            burst: spec.resource_qos.iter().map(ResourceQos::burst).sum(),
             preview: false,
         },
     }
@@ -121,7 +122,7 @@ fn report(spec: &PodQosSpec, policy: &PodPolicy, findings: &mut ObjectFindings<'
              example labelSelector: {matchLabels: {app: batch}}, or labelSelector: {} for every pod",
         );
     }
-    if policy.allowed.is_empty() && !policy.standing.idle {
+    if policy.allowed.is_empty() && !policy.standing.acts() {
         findings.error(
             Reason::AllowsNothing,
             "spec.allowedActions",

@@ -13,7 +13,8 @@ use thiserror::Error;
 
 use super::{
     NodeWatermarkSpec, Part, WatermarkAction, WatermarkEviction, WatermarkPodPolicy,
-    WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkThrottle, WatermarkWindow,
+    WatermarkProbe, WatermarkRequirement, WatermarkRule, WatermarkStanding, WatermarkThrottle,
+    WatermarkWindow,
 };
 use crate::engine::metric::{CustomMetric, Metric};
 use crate::engine::pod::QosClass;
@@ -23,6 +24,7 @@ use crate::engine::policy::{
 };
 use crate::engine::quantity::Quantity;
 use crate::engine::selector::{Requirement, Selector};
+use crate::engine::units::MilliCpu;
 use crate::engine::window::Statistic;
 
 /// The part of a spec that this version can enforce.
@@ -375,10 +377,16 @@ fn to_pod_policy(policy: &WatermarkPodPolicy) -> Result<PodPolicy, SpecError> {
         standing: policy
             .standing
             .as_ref()
-            .map_or_else(Standing::default, |it| Standing {
-                idle: it.idle,
-                preview: it.preview,
-            }),
+            .map_or_else(|| Ok(Standing::default()), to_standing)?,
+    })
+}
+
+fn to_standing(standing: &WatermarkStanding) -> Result<Standing, SpecError> {
+    let burst = number("standing.burstMillicores", standing.burst_millicores, 0)?;
+    Ok(Standing {
+        idle: standing.idle,
+        burst: MilliCpu(burst),
+        preview: standing.preview,
     })
 }
 

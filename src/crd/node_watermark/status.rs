@@ -18,6 +18,10 @@ pub mod condition {
     pub const IDLE_CLASS: &str = "IdleClass";
     /// The reason of [`IDLE_CLASS`]: with a pod in the idle class the kubelet would reject new pods.
     pub const IDLE_UNSAFE: &str = "IdleUnsafe";
+    /// The busy batch pods together weigh so much that the idle class does not protect. Only present then.
+    pub const BATCH_WEIGHT_HIGH: &str = "BatchWeightHigh";
+    /// The reason of [`BATCH_WEIGHT_HIGH`].
+    pub const TOO_MANY_BUSY_PODS: &str = "TooManyBusyPods";
     /// A reason of [`READY`]: the spec is enforced, but none of its rules has a usable sample.
     pub const NONE_EVALUATED: &str = "NoRuleEvaluated";
     /// A reason of [`READY`]: the spec is not enforced, but the previous one.
@@ -77,6 +81,10 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub throttled: Vec<ThrottledStatus>,
+    /// The pods that a `PodQOS` gives a burst.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
+    pub bursts: Vec<BurstStatus>,
     /// The last evictions, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
@@ -93,8 +101,14 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub pod_policies: Vec<PodPolicyStatus>,
+    /// The batch weight share: the whole percentage of CPU weight that the busy batch pods have, in the class that a policy gives them,
+    /// beside the protected pod for which it is highest. Above 10 its tail latency grows. Absent if it is not known, or there are no
+    /// such pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_weight_share: Option<i64>,
     /// The conditions: `Ready`, `ActionIneffective`, `Degraded`; `Stopped` during an emergency stop; `IdleClass` while pods get the
-    /// lowest CPU weight instead of the idle class, because the kubelet would reject new pods; `Reconciling` and `Stalled` are those of kstatus.
+    /// lowest CPU weight instead of the idle class, because the kubelet would reject new pods; `BatchWeightHigh` while there are too many
+    /// busy batch pods for the idle class to protect; `Reconciling` and `Stalled` are those of kstatus.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),
@@ -252,6 +266,20 @@ pub struct ThrottledStatus {
     /// The current quota, in millicores. Absent if only the scheduling class is still changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_millicores: Option<i64>,
+}
+
+/// A pod with a burst above its CPU limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BurstStatus {
+    /// The namespace of the pod.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// The name of the pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// The burst, in millicores over one enforcement period. Each cgroup has at most its limit of it.
+    pub millicores: i64,
 }
 
 /// An eviction.

@@ -59,6 +59,7 @@ use super::sample::{CpuTimes, Sample};
 use super::time::BootTime;
 use super::units::{Bytes, MilliCpu, Quota};
 use super::values::memory;
+use super::weight_share::Cpus;
 use super::window::{MAX_INTERVAL, NodeWindows, Span};
 
 /// The interval of samples of the pods.
@@ -463,6 +464,33 @@ impl LoadTracker {
             (prior(&track.pod) - used as f64).max(0.0)
         });
         lacks.sum::<f64>() + self.pending().map(prior).sum::<f64>()
+    }
+
+    /// The CPUs over the last 15 to 30 s; `None` where [`Engine::load`] is unknown.
+    pub(super) fn recent_cpus(&self) -> Option<Cpus> {
+        let NodeState {
+            intervals,
+            busy,
+            cpu,
+            ..
+        } = &self.node;
+        let is_stale = self.latest.since(intervals.at) > MAX_INTERVAL;
+        if is_stale || intervals.at == intervals.start {
+            return None;
+        }
+        let (used, begin) = busy.recent(intervals);
+        Some(Cpus {
+            online: f64::from((*cpu)?.online),
+            busy: millicores(used, intervals.at.since(begin))? / 1000.0,
+        })
+    }
+
+    /// The millicores that a pod used in that time, none where it has only started; `None` if they are not known.
+    pub(super) fn recent_use(&self, uid: &PodUid) -> Option<f64> {
+        let used = &self.tracks[self.find(uid).ok()?].used;
+        let intervals = &self.node.intervals;
+        let is_new = || used.is_young(intervals.at).then_some(0.0);
+        used.recent(intervals).or_else(is_new)
     }
 
     /// What the next sample needs.

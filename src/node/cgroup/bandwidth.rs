@@ -23,12 +23,17 @@ impl Bandwidth {
     /// Lowers the quota to `limit` with the same period. Never raises it, and never goes below the kernel's minimum.
     #[must_use]
     pub fn limited_to(self, limit: MilliCpu) -> Self {
-        let us = u128::from(limit.0) * u128::from(self.period) / 1000;
-        let us = u64::try_from(us).unwrap_or(u64::MAX).max(MIN_QUOTA_US);
+        let us = self.micros(limit).max(MIN_QUOTA_US);
         Self {
             quota: Some(self.quota.map_or(us, |own| own.min(us))),
             ..self
         }
+    }
+
+    /// That much CPU over one period, in microseconds.
+    pub fn micros(self, cpu: MilliCpu) -> u64 {
+        let us = u128::from(cpu.0) * u128::from(self.period) / 1000;
+        u64::try_from(us).unwrap_or(u64::MAX)
     }
 
     /// Lowers the quota to what `other` allows, keeping its own period.

@@ -27,7 +27,7 @@ use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
-use super::cgroup::control_file::{ControlFileKind, CpuDir};
+use super::cgroup::control_file::{ControlFileKind, CpuDir, Role};
 use super::cgroup::parse::keyed;
 use super::cgroup::{CgroupPath, Hierarchy};
 
@@ -58,7 +58,7 @@ pub struct JournalRecord {
     pub previous: Box<str>,
     /// The value that we write.
     pub ours: Box<str>,
-    /// The CPU that 100 % stands for; 0 if the file is not a quota.
+    /// The CPU that 100 % stands for, or the burst that a `PodQOS` gives; 0 for other files.
     pub base: MilliCpu,
     /// Percent of the base that the pod may use.
     pub ratio: u8,
@@ -71,6 +71,17 @@ pub struct JournalRecord {
 }
 
 impl JournalRecord {
+    /// Whether its pod is throttled; if not, it only has a burst.
+    pub const fn is_of_throttle(&self) -> bool {
+        self.ratio < 100 || self.idle
+    }
+
+    /// Whether it is a burst that a `PodQOS` gives; if not, one lowered for a quota.
+    pub fn is_given_burst(&self) -> bool {
+        let micros = |text: &str| text.parse::<u64>().ok();
+        self.file.role() == Role::Burst && micros(&self.ours) > micros(&self.original)
+    }
+
     /// Whether its cgroup may still exist; false only if it is known to be gone.
     pub fn exists(&self, hierarchy: &Hierarchy) -> bool {
         let Ok(cgroup) = self.cgroup.join(&self.target_cgroup) else {

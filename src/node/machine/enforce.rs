@@ -185,7 +185,9 @@ const fn pod(outcome: &ThrottleOutcome) -> Option<&PodUid> {
         | ThrottleOutcome::Gone { uid }
         | ThrottleOutcome::Failed { uid, .. }
         | ThrottleOutcome::NotThrottled { uid } => Some(uid),
-        ThrottleOutcome::Swept { .. } | ThrottleOutcome::JournalFailed { .. } => None,
+        ThrottleOutcome::Swept { .. }
+        | ThrottleOutcome::NoBurst
+        | ThrottleOutcome::JournalFailed { .. } => None,
     }
 }
 
@@ -378,7 +380,12 @@ impl Actuators {
         self.pinned = wanted;
     }
 
-    /// The throttled pods.
+    /// How many pods are throttled, not only given a burst.
+    pub fn count_lowered(&self) -> usize {
+        self.throttler.count_lowered()
+    }
+
+    /// The pods with changed files.
     pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
         self.throttler.throttled_pods()
     }

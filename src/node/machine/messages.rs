@@ -8,7 +8,7 @@ use crate::crd::duration::format_duration;
 use crate::engine::metric::Metric;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Unknown};
 use crate::engine::pod::PodUid;
-use crate::engine::units::Bytes;
+use crate::engine::units::{Bytes, MilliCpu};
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -156,6 +156,7 @@ impl NamedDecision {
                 }
                 Ok(())
             }
+            PlanChange::Burst { pod, burst } => self.fmt_burst(pod, *burst, f),
             PlanChange::Reclaim { pod, amount } => {
                 write!(
                     f,
@@ -181,6 +182,14 @@ impl NamedDecision {
                 f.write_str(if *urgent { MEMORY_RUNS_OUT } else { "" })
             }
             about_effect => self.fmt_effect(about_effect, f),
+        }
+    }
+
+    fn fmt_burst(&self, pod: &PodUid, burst: MilliCpu, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pod = self.pod(pod);
+        match burst {
+            MilliCpu::ZERO => write!(f, "burst of {pod}: none any more"),
+            burst => write!(f, "burst of {pod}: up to {burst} above its limit"),
         }
     }
 

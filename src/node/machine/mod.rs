@@ -38,10 +38,12 @@ use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
+use crate::engine::weight_share::{CpuWeights, WeightShare};
 use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
 use crate::node::actuate::throttle::OpenError;
-use crate::node::cgroup::Hierarchy;
+use crate::node::cgroup::control_file::ControlFileKind;
+use crate::node::cgroup::{Controller, Hierarchy};
 use crate::node::collect::{SampledPod, Sampler};
 use crate::node::journal::JournalRecord;
 
@@ -121,6 +123,7 @@ pub struct Machine<O> {
     faults: Faults,
     next_sample: BootTime,
     adopted: usize,
+    weights: CpuWeights,
 }
 
 fn sampler(settings: &MachineSettings, hierarchy: Hierarchy) -> Sampler {
@@ -171,6 +174,10 @@ impl<O: Backend> Machine<O> {
             events: Vec::new(),
             effects: Vec::new(),
             store: EngineStore::new(&settings.state_dir, writer, now),
+            weights: CpuWeights {
+                v2: settings.hierarchy.is_v2(),
+                idle: false,
+            },
             settings,
             faults: Faults::default(),
             next_sample: now,
@@ -224,8 +231,19 @@ impl<O: Backend> Machine<O> {
         let uid = |workload: Workload| (workload.pod.uid.clone(), workload);
         self.pods = workloads.into_iter().map(uid).collect::<BTreeMap<_, _>>();
         self.finished.retain(|uid| self.pods.contains_key(uid));
+        self.weights.idle = self.weights.idle || self.has_idle_class();
         self.update_engine_pods();
         self.refresh();
+    }
+
+    /// Whether the kernel has the idle class: only cgroups of pods have the file, not the root.
+    fn has_idle_class(&self) -> bool {
+        let mut cgroups = self.pods.values().map(|known| &known.cgroup);
+        let hierarchy = &self.settings.hierarchy;
+        cgroups.any(|cgroup| {
+            let dir = hierarchy.dir(Controller::Cpu, cgroup);
+            dir.is_some_and(|dir| dir.join(ControlFileKind::CpuIdle.name()).exists())
+        })
     }
 
     /// Replaces the pods that are bound to this node but have no cgroup yet.
@@ -526,6 +544,11 @@ impl<O: Backend> Machine<O> {
         self.engine.is_idle_unsafe()
     }
 
+    /// The batch weight share at the last sample of the pods: see [`Engine::batch_weight_share`].
+    pub fn batch_weight_share(&self) -> Option<WeightShare<'_>> {
+        self.engine.batch_weight_share(self.weights)
+    }
+
     /// The managed pods, by UID.
     pub const fn pods(&self) -> &BTreeMap<PodUid, Workload> {
         &self.pods
@@ -582,8 +605,13 @@ impl<O: Backend> Machine<O> {
     }
 
     /// How many pods have changed cgroup files.
-    pub fn throttled_pods(&self) -> usize {
+    pub fn changed_pods(&self) -> usize {
         self.actuators.throttled_pods().count()
+    }
+
+    /// How many pods are throttled.
+    pub fn throttled_pods(&self) -> usize {
+        self.actuators.count_lowered()
     }
 }
 

@@ -5,6 +5,7 @@ use crate::engine::metric::ActionKind;
 use crate::engine::plan::{PlanChange, RuleState};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
+use crate::engine::units::MilliCpu;
 
 /// The latest decision of each action that a Preview rule would take.
 #[derive(Debug, Default)]
@@ -30,8 +31,13 @@ impl Previews {
                 idle: false,
                 ..
             }
+            | PlanChange::Burst {
+                burst: MilliCpu::ZERO,
+                ..
+            }
             | PlanChange::SchedulingEnabled => self.forget(decision),
             PlanChange::Throttle { .. }
+            | PlanChange::Burst { .. }
             | PlanChange::Reclaim { .. }
             | PlanChange::Evict { .. }
             | PlanChange::SchedulingDisabled { .. } => {
@@ -50,8 +56,15 @@ impl Previews {
             if let (Some(name), Some(uid)) = (transition.rule.pod_qos(), transition.change.pod()) {
                 let mut policies = policy.pods.iter().filter(|it| it.name == name);
                 return policies.any(|it| {
-                    let would = it.standing.idle && it.standing.preview;
-                    would && pod(uid).is_some_and(|pod| it.matches(pod) && !pod.protected)
+                    let is_burst = matches!(transition.change, PlanChange::Burst { .. });
+                    let gives = |pod: &Pod| {
+                        if is_burst {
+                            it.standing.burst > MilliCpu::ZERO
+                        } else {
+                            it.standing.idle && !pod.protected
+                        }
+                    };
+                    it.standing.preview && pod(uid).is_some_and(|pod| it.matches(pod) && gives(pod))
                 });
             }
             let mut rules = policy.rules.iter();
@@ -99,7 +112,7 @@ mod tests {
     };
     use crate::engine::testing::{pod, rule};
     use crate::engine::time::BootTime;
-    use crate::engine::units::{MilliCpu, Quota};
+    use crate::engine::units::Quota;
 
     fn throttle(uid: &str) -> PlanChange {
         PlanChange::Throttle {

@@ -224,7 +224,7 @@ impl Catalog {
         let mut policy = compiled.policy;
         if key.selected.is_empty() {
             // Without rules there is nothing to allow.
-            policy.pods.retain(|pods| pods.standing.idle);
+            policy.pods.retain(|pods| pods.standing.acts());
         }
         // Findings about other objects belong to other classes or hold on any node; their edits do not recompile this class.
         let mut class = Class {

@@ -234,7 +234,11 @@ mod tests {
             labels: None,
             scopes: Vec::new(),
             allowed: Vec::new(),
-            standing: Standing { idle, preview },
+            standing: Standing {
+                idle,
+                preview,
+                ..Standing::default()
+            },
         };
         let [none, preview, idle] = [with(false, false), with(true, true), with(true, false)];
         assert!(allows_more(&idle, Some(&none)) && allows_more(&idle, Some(&preview)));

@@ -801,3 +801,30 @@ fn a_node_added_during_an_edit_does_not_get_an_earlier_stopped_version() {
     let spec = &cluster.watermarks["node999"]["spec"];
     assert_eq!(spec["rules"][0]["watermark"], 4000.0);
 }
+
+/// The nodes whose pods a `PodQOS` holds in the idle class.
+fn holding(cluster: &Cluster) -> usize {
+    let specs = cluster.watermarks.values().map(|it| &it["spec"]);
+    let holds = |spec: &&Value| spec["podPolicies"][0]["standing"]["idle"] == json!(true);
+    specs.filter(holds).count()
+}
+
+#[test]
+fn the_first_policy_that_lowers_pods_goes_to_canaries_too_and_ends_everywhere_at_once() {
+    let mut cluster = ready(20);
+    let mut holds = json!({"labelSelector": {}, "resourceQOS": {"cpuQOS": {"cpuPriority": 7}}});
+    cluster.apply(Kind::PodQos, "holds", &holds);
+    cluster.settle(0);
+    cluster.settle(0);
+    assert_eq!(holding(&cluster), 1);
+    let reason = cluster
+        .condition(Kind::PodQos, "holds", "RolledOut")
+        .unwrap();
+    assert_eq!(reason, ("False".into(), "Canaries".into()));
+    cluster.finish();
+    assert_eq!(holding(&cluster), 20);
+    holds["resourceQOS"]["cpuQOS"]["cpuPriority"] = json!(3);
+    cluster.apply(Kind::PodQos, "holds", &holds);
+    cluster.settle(0);
+    assert_eq!(holding(&cluster), 0);
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use plimsoll::crd::{Compiled, Objects, Reason, compile};
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::policy::{NodeFacts, Standing, Strategy, TaintEffect};
+use plimsoll::engine::units::MilliCpu;
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
 use serde_json::{Value, json};
@@ -635,15 +636,43 @@ fn the_lowest_priority_is_the_idle_class_without_any_rule() {
         let standing = Standing {
             idle: true,
             preview,
+            ..Standing::default()
         };
         assert_eq!(compiled.policy.pods[0].standing, standing);
     }
 }
 
 #[test]
+fn a_burst_is_in_cpus_and_needs_nothing_else() {
+    for (given, millicores) in [("500m", 500), ("1", 1000), ("0.25", 250)] {
+        let resources = json!({"cpuQOS": {"cpuBurst": {"burstQuota": given}}});
+        let compiled = compiled(vec![with_resources(&resources, Some("Preview"))]);
+        assert_eq!(compiled.findings, [], "{given}");
+        let standing = Standing {
+            burst: MilliCpu(millicores),
+            preview: true,
+            ..Standing::default()
+        };
+        assert_eq!(compiled.policy.pods[0].standing, standing);
+    }
+}
+
+#[test]
+fn a_burst_that_is_no_number_of_cpus_is_rejected() {
+    for given in ["", "50%", "-1", "100Mi", "1e3", "2 CPUs"] {
+        let resources = json!({"cpuQOS": {"cpuBurst": {"burstQuota": given}}});
+        let compiled = compiled(vec![with_resources(&resources, None)]);
+        let finding = &compiled.findings[0];
+        assert_eq!(finding.reason, Reason::Invalid, "{given}");
+        assert!(finding.message.contains("500m"), "{}", finding.message);
+        assert_eq!(compiled.policy.pods, []);
+    }
+}
+
+#[test]
 fn each_other_field_of_resource_qos_is_reported_as_not_enforced() {
     let resources = json!({
-        "cpuQOS": {"cpuPriority": 3, "cpuBurst": {"burstQuota": "50"}, "htIsolation": {"enable": true}},
+        "cpuQOS": {"cpuPriority": 3, "cpuBurst": {"burstQuota": "0"}, "htIsolation": {"enable": true}},
         "memoryQOS": {"memWatermark": {"watermarkRatio": 80}},
         "diskIOQOS": {"diskIOLimit": {"readBps": 1}, "diskIOWeight": {"weight": 10}},
         "netIOQOS": {"netIOPriority": 1},

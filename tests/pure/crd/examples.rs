@@ -15,6 +15,7 @@ use plimsoll::engine::policy::{
     ScopeRequirement, Standing, Strategy, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
+use plimsoll::engine::units::MilliCpu;
 
 fn path(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
@@ -427,15 +428,26 @@ fn the_presets_of_the_chart_preview_or_act_conservatively() {
         assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));
         assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
     }
+
+    let standing = compiled("charts/plimsoll/files/policies/standing.yaml", &[]);
+    assert_eq!(standing.rules, []);
+    assert!(standing.pods[0].standing.idle && standing.pods[0].labels.is_none());
+    let negative = ScopeRequirement::Priority(Membership::In(vec![(i32::MIN, -1)]));
+    assert_eq!(standing.pods[0].scopes, [negative]);
 }
 
 #[test]
 fn standing() {
     let policy = compiled("examples/ensurance/standing.yaml", &[]);
     assert_eq!(policy.rules, []);
-    let standing = Standing {
+    let idle = Standing {
         idle: true,
-        preview: false,
+        ..Standing::default()
     };
-    assert_eq!(policy.pods[0].standing, standing);
+    let burst = Standing {
+        burst: MilliCpu(500),
+        ..Standing::default()
+    };
+    let standing: Vec<_> = policy.pods.iter().map(|it| it.standing).collect();
+    assert_eq!(standing, [idle, burst]);
 }

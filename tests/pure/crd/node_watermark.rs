@@ -14,6 +14,7 @@ use plimsoll::engine::policy::{
     ScopeRequirement, Standing, Strategy as Mode, TaintEffect,
 };
 use plimsoll::engine::selector::{Requirement, Selector};
+use plimsoll::engine::units::MilliCpu;
 use plimsoll::engine::window::Statistic;
 use proptest::collection::vec;
 use proptest::option;
@@ -150,9 +151,10 @@ fn scope() -> impl Strategy<Value = ScopeRequirement> {
 }
 
 prop_compose! {
-    fn standing()(idle in any::<bool>(), preview in any::<bool>()) -> Standing {
+    fn standing()(idle in any::<bool>(), burst in 0..1_000_000_u64, preview in any::<bool>()) -> Standing {
+        let standing = Standing { idle, burst: MilliCpu(burst), preview: false };
         // Without any effect there is nothing to preview.
-        Standing { idle, preview: idle && preview }
+        Standing { preview: preview && standing.acts(), ..standing }
     }
 }
 

@@ -36,6 +36,7 @@ fn throttle(rule: &str) -> AdoptedThrottle {
         rule: RuleId::from(rule),
         ratio: 40,
         idle: false,
+        burst: MilliCpu::ZERO,
         target_cgroups: vec![(Arc::from(""), MilliCpu(3000), Quota::Unlimited)],
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::engine_support::{Load, Node, PERIOD, allow_all, policy, restart, rule, throttling};
-use plimsoll::engine::plan::{Feedback, PlanChange, PodThrottle};
+use plimsoll::engine::plan::{Feedback, PlanChange, PodThrottle, Scheduling};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{CpuThrottle, PodPolicy, PolicySet, Rule, Standing};
+use plimsoll::engine::units::MilliCpu;
 
 fn standing(preview: bool) -> PodPolicy {
     PodPolicy {
@@ -14,6 +15,7 @@ fn standing(preview: bool) -> PodPolicy {
         standing: Standing {
             idle: true,
             preview,
+            ..Standing::default()
         },
         ..allow_all()
     }
@@ -211,4 +213,140 @@ fn a_restart_changes_nothing_or_restores_what_is_no_longer_wanted() {
     restart(&mut node, PolicySet::default());
     evaluate(&mut node);
     assert_eq!(held(&node), []);
+}
+
+fn burst(name: &str, millicores: u64, preview: bool) -> PodPolicy {
+    PodPolicy {
+        name: name.to_owned(),
+        standing: Standing {
+            idle: false,
+            burst: MilliCpu(millicores),
+            preview,
+        },
+        ..standing(false)
+    }
+}
+
+/// Pod, rule and burst of every throttle.
+fn bursts(node: &Node) -> Vec<(String, String, u64)> {
+    let of = |it: &PodThrottle| (it.uid.to_string(), it.rule.to_string(), it.burst.0);
+    node.plan.throttles.iter().map(of).collect()
+}
+
+fn given(uid: &str, name: &str, millicores: u64) -> (String, String, u64) {
+    (uid.to_owned(), format!("PodQOS/{name}"), millicores)
+}
+
+fn only_burst() -> Arc<PolicySet> {
+    policies(Vec::new(), vec![burst("b", 500, false)])
+}
+
+#[test]
+fn the_larger_burst_is_given_and_its_pod_stays_protected() {
+    let both = vec![burst("a", 200, false), burst("b", 500, false)];
+    let mut node = Node::with(policies(Vec::new(), both), vec![Load::new("a", 0)]);
+    node.pods[0].pod.protected = true;
+    node.set_pods();
+    node.tick();
+    assert_eq!(bursts(&node), [given("a", "b", 500)]);
+    assert!(!node.plan.throttles[0].is_lowest() && node.quotas("a").is_empty());
+    assert_eq!(node.engine.protected_pods().count(), 1);
+    let change = PlanChange::Burst {
+        pod: PodUid::from("a"),
+        burst: MilliCpu(500),
+    };
+    assert_eq!(node.plan.transitions[0].change, change);
+    assert_eq!(node.engine.next_due(), None);
+    node.engine
+        .set_policy(policies(Vec::new(), vec![burst("a", 200, false)]));
+    evaluate(&mut node);
+    assert_eq!(bursts(&node), [given("a", "a", 200)]);
+    node.engine.set_policy(Arc::default());
+    evaluate(&mut node);
+    assert_eq!(bursts(&node), []);
+    assert_eq!(node.engine.next_due(), None);
+}
+
+#[test]
+fn a_burst_comes_beside_the_idle_class_and_yields_to_a_quota() {
+    let mut node = with_rule(false);
+    let rules = vec![rule("n/cpu", "cpu_total_usage", 4000.0, throttling(50, 30))];
+    let pods = vec![standing(false), burst("b", 500, false), allow_all()];
+    node.engine.set_policy(policies(rules, pods));
+    node.at(3000);
+    assert_eq!(bursts(&node), [given("a", "batch", 500)]);
+    assert!(node.plan.throttles[0].is_lowest());
+    node.at(6000);
+    assert_eq!(
+        bursts(&node)[0].2,
+        0,
+        "the kernel refuses a quota below the burst"
+    );
+    assert_eq!(node.quotas("a"), [Some(2100)]);
+    for _ in 0..60 {
+        node.at(1000);
+    }
+    assert_eq!(bursts(&node), [given("a", "batch", 500)]);
+}
+
+#[test]
+fn a_burst_yields_to_a_resize_at_once() {
+    let mut node = Node::with(only_burst(), vec![Load::new("a", 0), Load::new("b", 0)]);
+    node.tick();
+    for (resizing, pods) in [(true, 1), (false, 2)] {
+        node.pods[0].pod.resizing = resizing;
+        node.set_pods();
+        evaluate(&mut node);
+        assert_eq!(bursts(&node).len(), pods);
+        assert_eq!(node.plan.transitions, [], "it is still given");
+        assert_eq!(node.engine.next_due(), None);
+    }
+}
+
+#[test]
+fn a_burst_in_preview_is_reported_if_it_would_be_more() {
+    let preview = burst("a", 400, true);
+    let mut node = Node::with(
+        policies(Vec::new(), vec![preview.clone()]),
+        vec![Load::new("a", 0)],
+    );
+    node.tick();
+    assert_eq!(bursts(&node), []);
+    let would: Vec<bool> = node.plan.transitions.iter().map(|it| it.would).collect();
+    assert_eq!(would, [true]);
+    let both = vec![preview, burst("b", 500, false)];
+    node.engine.set_policy(policies(Vec::new(), both));
+    evaluate(&mut node);
+    assert_eq!(bursts(&node), [given("a", "b", 500)]);
+    let would: Vec<bool> = node.plan.transitions.iter().map(|it| it.would).collect();
+    assert_eq!(would, [false, true], "the preview ends");
+}
+
+#[test]
+fn a_burst_that_fails_is_tried_again_and_a_restart_reports_nothing() {
+    let mut node = Node::with(only_burst(), vec![Load::new("a", 0)]);
+    node.tick();
+    let uid = PodUid::from("a");
+    node.engine.feedback(&Feedback::ThrottleFailed { uid });
+    assert!(node.engine.next_due().is_some_and(|due| due > node.now));
+    node.advance(PERIOD * 4);
+    evaluate(&mut node);
+    assert_eq!(bursts(&node), [given("a", "b", 500)]);
+    restart(&mut node, PolicySet::clone(&only_burst()));
+    node.tick();
+    assert_eq!(bursts(&node), [given("a", "b", 500)]);
+    assert_eq!(node.plan.transitions, []);
+    assert_eq!(node.engine.protected_pods().count(), 1);
+    restart(&mut node, PolicySet::default());
+    evaluate(&mut node);
+    assert_eq!(bursts(&node), []);
+}
+
+#[test]
+fn a_node_without_rules_is_decided_after_its_first_evaluation() {
+    // The agent is Ready once it knows whether scheduling is disabled.
+    let mut node = Node::with(alone(), vec![Load::new("a", 0)]);
+    assert_eq!(node.plan.scheduling, Scheduling::Unchanged);
+    node.tick();
+    assert_eq!(node.plan.scheduling, Scheduling::Enabled);
 }

@@ -374,6 +374,7 @@ pub fn restart(node: &mut Node, policy: PolicySet) {
         rule: throttle.rule.clone(),
         ratio: throttle.ratio,
         idle: throttle.is_lowest(),
+        burst: throttle.burst,
         target_cgroups: throttle
             .target_cgroups
             .iter()

@@ -386,6 +386,7 @@ pub fn throttle_of_cgroups(name: &str, target_cgroups: &[(&str, Option<u64>)]) -
         rule: RuleId::from("test/cpu"),
         ratio: 50,
         class: CpuClass::Normal,
+        burst: MilliCpu::ZERO,
         target_cgroups: target_cgroups
             .iter()
             .map(|(cgroup, quota)| TargetCgroup {
@@ -404,6 +405,15 @@ pub fn standing(name: &str) -> PodThrottle {
         ratio: 100,
         class: plimsoll::engine::plan::CpuClass::Idle,
         ..throttle_of_cgroups(name, &[])
+    }
+}
+
+/// A burst of a `PodQOS` in millicores, and nothing else.
+pub fn bursting(name: &str, burst: u64) -> PodThrottle {
+    PodThrottle {
+        burst: MilliCpu(burst),
+        class: CpuClass::Normal,
+        ..standing(name)
     }
 }
 

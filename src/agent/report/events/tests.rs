@@ -84,6 +84,22 @@ fn an_unsafe_idle_class_is_one_event() {
     assert_eq!(out.len(), 2);
 }
 
+#[test]
+fn too_much_batch_weight_is_one_event() {
+    let mut builder = EventBuilder::default();
+    let mut out = Vec::new();
+    for high in [false, true, true, false] {
+        builder.batch_weight(high, &mut out);
+    }
+    let [event] = &out[..] else {
+        panic!("{out:?}");
+    };
+    assert_eq!((&event.regarding, event.warning), (&Regarding::Node, true));
+    assert_eq!(event.reason, "BatchWeightHigh");
+    builder.batch_weight(true, &mut out);
+    assert_eq!(out.len(), 2);
+}
+
 fn decision(would: bool, change: PlanChange) -> Event {
     let pod_name = change.pod().map(|uid| format!("batch/{uid}"));
     Event::Decision(NamedDecision {
@@ -456,17 +472,23 @@ fn throttles_of_an_earlier_process_are_not_reported_again() {
     assert!(lines[0].starts_with("PodThrottled batch/b"), "{lines:?}");
 }
 
+/// A decision of the `PodQOS` `batch`.
+fn of_pod_qos(would: bool, change: PlanChange) -> Event {
+    let mut event = decision(would, change);
+    if let Event::Decision(decision) = &mut event {
+        decision.transition.rule = RuleId::standing("batch");
+    }
+    event
+}
+
 #[test]
 fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
     let held = |would: bool, pod: &str, idle: bool| {
-        let mut event = decision(would, throttle(pod, 100, 100));
-        if let Event::Decision(decision) = &mut event {
-            decision.transition.rule = RuleId::standing("batch");
-            if let PlanChange::Throttle { idle: now, .. } = &mut decision.transition.change {
-                *now = idle;
-            }
+        let mut change = throttle(pod, 100, 100);
+        if let PlanChange::Throttle { idle: now, .. } = &mut change {
+            *now = idle;
         }
-        event
+        of_pod_qos(would, change)
     };
     let with = |standing: bool| PolicySet {
         pods: vec![crate::engine::policy::PodPolicy {
@@ -476,6 +498,7 @@ fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
             allowed: Vec::new(),
             standing: crate::engine::policy::Standing {
                 idle: standing,
+                burst: crate::engine::units::MilliCpu(500 * u64::from(standing)),
                 preview: false,
             },
         }],
@@ -499,4 +522,23 @@ fn a_policy_that_holds_pods_is_one_event_not_one_for_each_pod() {
     assert_eq!(reported(&with(true), &churn), [""; 0]);
     let last = [held(false, "b", false), held(false, "c", false)];
     assert_eq!(reported(&with(false), &last), ["IdleClassEnded"]);
+    // A burst of the same policy has events of its own.
+    let burst = |would: bool, pod: &str, millicores: u64| {
+        let change = PlanChange::Burst {
+            pod: PodUid::from(pod),
+            burst: crate::engine::units::MilliCpu(millicores),
+        };
+        of_pod_qos(would, change)
+    };
+    let first = [
+        burst(false, "a", 500),
+        burst(false, "b", 500),
+        burst(true, "c", 500),
+    ];
+    assert_eq!(reported(&with(true), &first), ["BurstSet", "WouldSetBurst"]);
+    assert_eq!(reported(&with(true), &[burst(false, "a", 0)]), [""; 0]);
+    assert_eq!(
+        reported(&with(false), &[burst(false, "b", 0)]),
+        ["BurstEnded"]
+    );
 }

@@ -79,6 +79,7 @@ impl Scene {
                 ..TaintState::default()
             },
             evicted: Vec::new(),
+            batch_weight_share: None,
             health: AgentHealth::default(),
             not_enforced: Vec::new(),
         }
@@ -148,6 +149,25 @@ fn a_throttled_pod_shows_its_limit_before_and_now() {
     );
     let idle = throttled(vec![record("cpu.idle", "0", "1")]);
     assert_eq!((idle.from_millicores, idle.to_millicores), (None, None));
+}
+
+#[test]
+fn a_burst_is_listed_and_is_no_throttle() {
+    let scene = Scene::new();
+    let mut view = scene.view();
+    let given = |file: &str| JournalRecord {
+        ratio: 100,
+        base: MilliCpu(500),
+        ..record(file, "0", "50000")
+    };
+    view.records = vec![given("cpu.max.burst"), given("cpu.cfs_burst_us")];
+    let status = StatusBuilder::default().build(&view);
+    assert_eq!(status.throttled, []);
+    assert_eq!(status.counts.map(|it| it.throttled), Some(0));
+    let [burst] = &status.bursts[..] else {
+        panic!("one pod: {:?}", status.bursts);
+    };
+    assert_eq!((burst.pod.as_str(), burst.millicores), ("a", 500));
 }
 
 #[test]

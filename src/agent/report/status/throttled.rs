@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{StatusView, is_quota};
-use crate::crd::node_watermark::ThrottledStatus;
+use crate::crd::node_watermark::{BurstStatus, ThrottledStatus};
 use crate::engine::pod::PodUid;
+use crate::engine::units::MilliCpu;
 use crate::node::cgroup::control_file::ControlFileKind;
 use crate::node::cgroup::parse;
 use crate::node::journal::JournalRecord;
@@ -17,10 +18,32 @@ const DEFAULT_PERIOD_MICROS: u64 = 100_000;
 /// One entry per pod, by name.
 pub(super) fn status(view: &StatusView) -> Vec<ThrottledStatus> {
     let mut pods: BTreeMap<&PodUid, Vec<&JournalRecord>> = BTreeMap::new();
-    for record in &view.records {
+    let throttles = view.records.iter().filter(|it| it.is_of_throttle());
+    for record in throttles {
         pods.entry(&record.uid).or_default().push(record);
     }
     let of = |(uid, records): (&PodUid, Vec<&JournalRecord>)| pod(view, uid, &records);
+    let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
+    pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+    pods.truncate(MAX_PODS);
+    pods
+}
+
+/// The pods with a burst, by name.
+pub(super) fn bursts(view: &StatusView) -> Vec<BurstStatus> {
+    let mut pods: BTreeMap<&PodUid, MilliCpu> = BTreeMap::new();
+    for record in view.records.iter().filter(|it| it.is_given_burst()) {
+        let burst = pods.entry(&record.uid).or_default();
+        *burst = record.base.max(*burst);
+    }
+    let of = |(uid, burst): (&PodUid, MilliCpu)| {
+        let (namespace, pod) = view.names.get(uid)?.split_once('/')?;
+        Some(BurstStatus {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            millicores: i64::try_from(burst.0).unwrap_or(i64::MAX),
+        })
+    };
     let mut pods: Vec<_> = pods.into_iter().filter_map(of).collect();
     pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
     pods.truncate(MAX_PODS);

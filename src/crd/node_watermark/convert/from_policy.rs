@@ -188,6 +188,7 @@ impl From<&PodPolicy> for WatermarkPodPolicy {
             allowed: policy.allowed.clone(),
             standing: (policy.standing != Standing::default()).then_some(WatermarkStanding {
                 idle: policy.standing.idle,
+                burst_millicores: i64::try_from(policy.standing.burst.0).unwrap_or(i64::MAX),
                 preview: policy.standing.preview,
             }),
         }

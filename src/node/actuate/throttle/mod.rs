@@ -23,7 +23,7 @@ use crate::engine::time::BootTime;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
 use crate::node::journal::{Effects, Journal, JournalError, JournalRecord, LockError, StateLock};
 
-use self::containers::{PodDirectory, is_by_container};
+use self::containers::{PodDirectory, needs_containers};
 pub use self::outcome::{ReleaseResult, ThrottleOutcome};
 pub use self::recover::Recovered;
 use self::throttled_pod::{ThrottleSpec, ThrottledPod};
@@ -38,12 +38,14 @@ pub struct Throttler {
     journal: Journal,
     _lock: StateLock,
     pods: BTreeMap<PodUid, ThrottledPod>,
-    /// Directories of pods that are throttled by their containers.
+    /// Directories of pods whose containers are throttled, or have a burst.
     directories: BTreeMap<PodUid, PodDirectory>,
     /// Records of an earlier process whose files cannot be opened now; kept until they can.
     unopened: Vec<JournalRecord>,
     /// Pods that are left alone, and until when.
     contested: BTreeMap<PodUid, BootTime>,
+    /// The kernel has no burst, which was reported.
+    burst_missing: bool,
     /// The journal on disk is out of date.
     journal_stale: bool,
     effects: Effects,
@@ -105,6 +107,7 @@ impl Throttler {
             directories: BTreeMap::new(),
             unopened: Vec::new(),
             contested: BTreeMap::new(),
+            burst_missing: false,
             journal_stale: false,
             effects,
         };
@@ -125,11 +128,11 @@ impl Throttler {
         self.contested.retain(|_, until| *until > now);
         self.retry_unopened(&mut out);
         self.release(|uid| !is_throttled_in(throttles, uid), &mut out);
-        let by_container = |uid: &PodUid| {
+        let is_watched = |uid: &PodUid| {
             let mut throttles = throttles.iter();
-            throttles.any(|throttle| throttle.uid == *uid && is_by_container(throttle))
+            throttles.any(|throttle| throttle.uid == *uid && needs_containers(throttle))
         };
-        self.directories.retain(|uid, _| by_container(uid));
+        self.directories.retain(|uid, _| is_watched(uid));
         for throttle in throttles {
             if !self.contested.contains_key(&throttle.uid) {
                 self.stage(now, throttle, pods(&throttle.uid), &mut out);
@@ -173,7 +176,7 @@ impl Throttler {
         self.restore_except(now, &[])
     }
 
-    /// The throttled pods, each once, including those whose files cannot be opened: they may still be throttled.
+    /// The pods with changed files, each once, including those whose files cannot be opened: they may still be throttled.
     pub fn throttled_pods(&self) -> impl Iterator<Item = &PodUid> {
         let mut unopened: Vec<&PodUid> = self.unopened.iter().map(|record| &record.uid).collect();
         unopened.sort();
@@ -182,6 +185,12 @@ impl Throttler {
             .into_iter()
             .filter(|uid| !self.pods.contains_key(*uid));
         self.pods.keys().chain(others)
+    }
+
+    /// How many pods are throttled, not only given a burst.
+    pub fn count_lowered(&self) -> usize {
+        let lowers = |uid: &&PodUid| self.pods.get(*uid).is_none_or(ThrottledPod::lowers);
+        self.throttled_pods().filter(lowers).count()
     }
 
     /// The current journal records.

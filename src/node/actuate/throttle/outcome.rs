@@ -69,6 +69,8 @@ pub enum ThrottleOutcome {
         /// Which pod.
         uid: PodUid,
     },
+    /// This kernel has no burst; reported once.
+    NoBurst,
     /// The pod's cgroup no longer exists.
     Gone {
         /// Which pod.
@@ -183,6 +185,9 @@ impl fmt::Display for ThrottleOutcome {
                     "pod {uid}: another writer keeps changing its files, left alone for now"
                 )
             }
+            Self::NoBurst => f.write_str(
+                "this kernel has no CPU burst (Linux 5.14 and later have it): `burstQuota` has no effect",
+            ),
             Self::Expired { uid } => write!(f, "pod {uid}: its throttle has expired"),
             Self::Gone { uid } => write!(f, "pod {uid}: gone"),
             Self::Failed { uid, error, .. } => write!(f, "pod {uid}: {error}"),

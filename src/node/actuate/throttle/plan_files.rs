@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::engine::plan::{CpuClass, PodThrottle, TargetCgroup};
 use crate::engine::units::MilliCpu;
+use crate::node::cgroup::Controller;
 use crate::node::cgroup::control_file::{ControlFile, ControlFileError, CpuDir, Role};
+use crate::node::cgroup::kubepods::child_directories;
 use crate::node::cgroup::parse::Bandwidth;
 
 use super::Throttler;
@@ -26,9 +28,12 @@ impl Throttler {
         // A class that changes is restored first: its originals are known exactly, and the next class starts from them.
         let same_class = class == pod.class && class != CpuClass::Normal;
         let wanted = |entry: &OwnedFile| match entry.role() {
-            Role::Quota | Role::Burst => throttle.target_cgroups.iter().any(|target_cgroup| {
-                target_cgroup.cgroup == entry.cgroup && target_cgroup.quota.is_some()
-            }),
+            Role::Quota => has_quota(throttle, &entry.cgroup),
+            // One that we lowered is restored before it is raised.
+            Role::Burst => {
+                let is_given = entry.is_raised_burst() && throttle.burst > MilliCpu::ZERO;
+                is_given || has_quota(throttle, &entry.cgroup)
+            }
             Role::Idle | Role::Weight => same_class,
         };
         let uid = &throttle.uid;
@@ -56,7 +61,7 @@ impl Throttler {
                 planned => planned?,
             }
         }
-        Ok(())
+        self.plan_bursts(pod, throttle, out)
     }
 
     fn dir(&self, pod: &ThrottledPod, target_cgroup: &str) -> Result<CpuDir, ControlFileError> {
@@ -118,13 +123,14 @@ impl Throttler {
         let text = file.text(target);
         let location = (Arc::clone(&target_cgroup.cgroup), dir.inode());
         let mut entry = OwnedFile::fresh(location, file, target_cgroup.base, reading.text(), text);
-        entry.burst = dir.control_file(Role::Burst)?;
+        entry.partner = dir.control_file(Role::Burst)?;
         pod.insert(entry);
         self.journal_stale = true;
         self.plan_burst(pod, &target_cgroup.cgroup, target)
     }
 
-    /// The kernel rejects a quota below the burst, so the burst is lowered with it. It is restored only after the quota.
+    /// The kernel rejects a quota below the burst, so the burst is lowered with it, to its original at least. It is restored, or
+    /// given again, only after the quota.
     fn plan_burst(
         &mut self,
         pod: &mut ThrottledPod,
@@ -133,14 +139,15 @@ impl Throttler {
     ) -> Result<(), ControlFileError> {
         let max = target.quota.unwrap_or(u64::MAX);
         if let Some(entry) = pod.entry(target_cgroup, Role::Burst) {
-            let lowered = micros(&entry.file, &entry.ours)?.min(max);
+            let original = micros(&entry.file, &entry.original)?;
+            let lowered = micros(&entry.file, &entry.ours)?.min(original).min(max);
             self.journal_stale |= entry.set_target(lowered.to_string().into());
             return Ok(());
         }
         let Some(quota) = pod.entry(target_cgroup, Role::Quota) else {
             return Ok(());
         };
-        let Some(file) = &quota.burst else {
+        let Some(file) = &quota.partner else {
             return Ok(());
         };
         let reading = file.read()?;
@@ -148,9 +155,74 @@ impl Throttler {
             return Ok(());
         }
         let location = (Arc::clone(&quota.cgroup), quota.inode);
-        if let Some(file) = quota.burst.take() {
+        if let Some(file) = quota.partner.take() {
             let ours = max.to_string().into();
             let entry = OwnedFile::fresh(location, file, MilliCpu::ZERO, reading.text(), ours);
+            pod.insert(entry);
+            self.journal_stale = true;
+        }
+        Ok(())
+    }
+
+    /// Raises the burst of each cgroup of the pod that has a quota: a container's own quota throttles it, not the pod's.
+    fn plan_bursts(
+        &mut self,
+        pod: &mut ThrottledPod,
+        throttle: &PodThrottle,
+        out: &mut Vec<ThrottleOutcome>,
+    ) -> Result<(), ControlFileError> {
+        if pod.burst == throttle.burst {
+            let raised = |entry: &&mut OwnedFile| entry.is_raised_burst();
+            for entry in pod.entries.iter_mut().filter(raised) {
+                match limit_burst(entry) {
+                    // The next check drops it.
+                    Err(error) if error.is_gone() => {}
+                    changed => self.journal_stale |= changed?,
+                }
+            }
+            return Ok(());
+        }
+        pod.burst = throttle.burst;
+        if throttle.burst == MilliCpu::ZERO {
+            return Ok(());
+        }
+        self.raise_burst(pod, "", throttle.burst, out)?;
+        let dir = self.hierarchy.dir(Controller::Cpu, &pod.path);
+        let containers = dir.map_or_else(|| Ok(Vec::new()), |dir| child_directories(&dir));
+        for container in containers.unwrap_or_default() {
+            match self.raise_burst(pod, &container, throttle.burst, out) {
+                Err(error) if error.is_gone() => {}
+                raised => raised?,
+            }
+        }
+        Ok(())
+    }
+
+    fn raise_burst(
+        &mut self,
+        pod: &mut ThrottledPod,
+        cgroup: &str,
+        burst: MilliCpu,
+        out: &mut Vec<ThrottleOutcome>,
+    ) -> Result<(), ControlFileError> {
+        if let Some(entry) = pod.entry(cgroup, Role::Burst) {
+            entry.base = burst;
+            self.journal_stale |= limit_burst(entry)?;
+            return Ok(());
+        }
+        let dir = self.dir(pod, cgroup)?;
+        let Some(file) = dir.control_file(Role::Burst)? else {
+            if !std::mem::replace(&mut self.burst_missing, true) {
+                out.push(ThrottleOutcome::NoBurst);
+            }
+            return Ok(());
+        };
+        let reading = file.read()?;
+        let location = (Arc::from(cgroup), dir.inode());
+        let mut entry =
+            OwnedFile::fresh(location, file, burst, reading.text(), reading.text().into());
+        entry.partner = Some(dir.required(Role::Quota)?);
+        if limit_burst(&mut entry)? {
             pod.insert(entry);
             self.journal_stale = true;
         }
@@ -212,6 +284,25 @@ impl Throttler {
         }
         Ok(())
     }
+}
+
+fn has_quota(throttle: &PodThrottle, cgroup: &str) -> bool {
+    let mut targets = throttle.target_cgroups.iter();
+    targets.any(|it| *it.cgroup == *cgroup && it.quota.is_some())
+}
+
+/// Plans the burst of an entry again: at most its cgroup's quota now, and not below its original. Returns whether that is a change.
+fn limit_burst(entry: &mut OwnedFile) -> Result<bool, ControlFileError> {
+    let Some(quota) = &entry.partner else {
+        return Ok(false);
+    };
+    let bandwidth = quota.bandwidth(quota.read()?.text())?;
+    let original = micros(&entry.file, &entry.original)?;
+    // Without a quota nothing throttles.
+    let burst = bandwidth
+        .quota
+        .map_or(0, |quota| quota.min(bandwidth.micros(entry.base)));
+    Ok(entry.set_target(burst.max(original).to_string().into()))
 }
 
 /// Parses a burst file's microseconds.

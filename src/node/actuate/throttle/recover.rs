@@ -7,7 +7,7 @@ use crate::engine::AdoptedThrottle;
 use crate::engine::plan::CpuClass;
 use crate::engine::pod::PodUid;
 use crate::engine::time::BootTime;
-use crate::engine::units::Quota;
+use crate::engine::units::{MilliCpu, Quota};
 use crate::node::cgroup::CgroupPath;
 use crate::node::cgroup::control_file::{ControlFileError, CpuDir, Role};
 use crate::node::cgroup::parse::Bandwidth;
@@ -109,6 +109,7 @@ impl Throttler {
             changes: RecentTimes::default(),
             resets: RecentTimes::default(),
             class: CpuClass::Normal,
+            burst: MilliCpu::ZERO,
         };
         let mut weights = Vec::new();
         for record in records {
@@ -171,9 +172,11 @@ impl Throttler {
         let mut entry = OwnedFile::fresh(location, file, record.base, &record.original, ours);
         entry.previous = record.previous.clone();
         entry.stage = FileStage::Settled;
-        if record.file.role() == Role::Quota {
-            entry.burst = dir.control_file(Role::Burst)?;
-        }
+        entry.partner = match record.file.role() {
+            Role::Quota => dir.control_file(Role::Burst)?,
+            Role::Burst => dir.control_file(Role::Quota)?,
+            Role::Idle | Role::Weight => None,
+        };
         Ok(Found::There(entry))
     }
 
@@ -301,8 +304,11 @@ fn adopted((uid, pod): (&PodUid, &ThrottledPod)) -> Option<AdoptedThrottle> {
     {
         target_cgroups.push((Arc::clone(&entry.cgroup), entry.base, Quota::Unlimited));
     }
-    (!target_cgroups.is_empty()).then(|| AdoptedThrottle {
+    let bursts = pod.entries.iter().filter(|entry| entry.is_raised_burst());
+    let burst = bursts.map(|entry| entry.base).max().unwrap_or_default();
+    (!target_cgroups.is_empty() || burst > MilliCpu::ZERO).then(|| AdoptedThrottle {
         uid: uid.clone(),
+        burst,
         rule: pod.spec.rule.clone(),
         ratio: pod.spec.ratio,
         idle: class.is_some(),

@@ -59,6 +59,8 @@ pub(super) struct ThrottledPod {
     pub resets: RecentTimes,
     /// The class that is set, or was already set before.
     pub class: CpuClass,
+    /// The burst that its cgroups were given when they were last listed.
+    pub burst: MilliCpu,
 }
 
 /// The state of a file between journal and kernel.
@@ -88,8 +90,8 @@ pub(super) struct OwnedFile {
     pub stage: FileStage,
     /// The weight of a cgroup that we made idle: the kernel sets it, and we only restore it.
     pub follows_idle: bool,
-    /// The burst file of a quota, while it does not have to be lowered.
-    pub burst: Option<ControlFile>,
+    /// The burst file of a quota, while it does not have to be lowered; the quota file of a burst that a `PodQOS` gives.
+    pub partner: Option<ControlFile>,
 }
 
 /// The result of reading a file back.
@@ -127,7 +129,7 @@ impl OwnedFile {
             ours,
             stage: FileStage::Fresh,
             follows_idle: false,
-            burst: None,
+            partner: None,
         }
     }
 
@@ -142,6 +144,12 @@ impl OwnedFile {
 
     pub fn is(&self, cgroup: &str, role: Role) -> bool {
         self.role() == role && *self.cgroup == *cgroup
+    }
+
+    /// Whether it is a burst above its original.
+    pub fn is_raised_burst(&self) -> bool {
+        let micros = |text: &str| text.parse::<u64>().ok();
+        self.role() == Role::Burst && micros(&self.ours) > micros(&self.original)
     }
 
     fn depth(&self) -> usize {
@@ -273,11 +281,18 @@ impl ThrottledPod {
             changes: RecentTimes::default(),
             resets: RecentTimes::default(),
             class: CpuClass::Normal,
+            burst: MilliCpu::ZERO,
         }
     }
 
     pub fn entry(&mut self, cgroup: &str, role: Role) -> Option<&mut OwnedFile> {
         self.entries.iter_mut().find(|entry| entry.is(cgroup, role))
+    }
+
+    /// Whether it is throttled, not only given a burst.
+    pub fn lowers(&self) -> bool {
+        let spec = self.next.as_ref().unwrap_or(&self.spec);
+        spec.ratio < 100 || spec.idle
     }
 
     /// Whether a file of the class holds our value.

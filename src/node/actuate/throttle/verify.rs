@@ -20,8 +20,9 @@ struct ModifiedPod {
 }
 
 impl Throttler {
-    /// Reads every throttled file back. After a foreign change, the smaller of their value and ours is written in the
-    /// same tick, and theirs becomes the original. A pod that another writer keeps changing is left alone for a while.
+    /// Reads every throttled file back. After a foreign change, the smaller of their value and ours (of a burst that we raised
+    /// the larger) is written in the same tick, and theirs becomes the original. A pod that another writer keeps changing is
+    /// left alone for a while.
     ///
     /// Without changes it costs one `pread` per file and does not allocate.
     pub fn verify(&mut self, now: BootTime) -> Vec<ThrottleOutcome> {
@@ -177,7 +178,7 @@ impl Throttler {
         out: &mut Vec<ThrottleOutcome>,
     ) -> Result<(), ControlFileError> {
         let entry = &mut pod.entries[index];
-        let ours = smaller(entry, &theirs)?;
+        let ours = combined(entry, &theirs)?;
         entry.ours = ours;
         entry.previous = theirs.clone();
         if entry.original == theirs {
@@ -224,9 +225,11 @@ impl Throttler {
 impl ModifiedPod {
     /// Whether every foreign value is the original.
     fn is_reset(&self) -> bool {
-        self.foreign
-            .iter()
-            .all(|(index, theirs)| self.pod.entries[*index].original == *theirs)
+        self.foreign.iter().all(|(index, theirs)| {
+            let entry = &self.pod.entries[*index];
+            // systemd leaves bursts alone.
+            entry.original == *theirs && !entry.is_raised_burst()
+        })
     }
 }
 
@@ -260,13 +263,17 @@ fn foreign(
 }
 
 /// The value to write after another writer set `theirs`.
-fn smaller(entry: &OwnedFile, theirs: &str) -> Result<Box<str>, ControlFileError> {
+fn combined(entry: &OwnedFile, theirs: &str) -> Result<Box<str>, ControlFileError> {
     let file = &entry.file;
     Ok(match entry.role() {
         Role::Quota => {
             let both = file.bandwidth(theirs)?.min(file.bandwidth(&entry.ours)?);
             file.text(both)
         }
+        Role::Burst if entry.is_raised_burst() => micros(file, theirs)?
+            .max(micros(file, &entry.ours)?)
+            .to_string()
+            .into(),
         Role::Burst => micros(file, theirs)?
             .min(micros(file, &entry.ours)?)
             .to_string()
