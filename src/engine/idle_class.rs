@@ -22,13 +22,27 @@ pub(super) struct IdleClass {
 impl IdleClass {
     /// Looks at the status of the pods.
     pub(super) fn observe(&mut self, now: BootTime, pods: &TrackedPods) {
-        let reports = |it: &Tracked| it.pod.running && it.pod.resources_reported;
-        if pods.all().iter().any(reports) {
+        if is_reported(pods) {
             self.unsafe_until = Some(now + HOLD);
         }
+    }
+
+    /// Whether the pods say since the last evaluation, at `now`, that it is unsafe.
+    pub(super) fn became_unsafe(&self, now: BootTime, pods: &TrackedPods) -> bool {
+        !self.is_unsafe(now) && is_reported(pods)
+    }
+
+    /// When to look again after an evaluation at `now`.
+    pub(super) fn due(&self, now: BootTime) -> Option<BootTime> {
+        self.unsafe_until.filter(|until| now < *until)
     }
 
     pub(super) fn is_unsafe(&self, now: BootTime) -> bool {
         self.unsafe_until.is_some_and(|until| now < until)
     }
+}
+
+fn is_reported(pods: &TrackedPods) -> bool {
+    let reports = |it: &Tracked| it.pod.running && it.pod.resources_reported;
+    pods.all().iter().any(reports)
 }

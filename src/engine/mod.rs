@@ -218,6 +218,7 @@ impl Engine {
         self.reconcile();
         // Their grace period may be shorter than the time until the next evaluation, and a resize waits for us.
         self.dirty |= standing::yielding(&self.pods, &self.ledger) != before;
+        self.dirty |= self.idle_class.became_unsafe(self.now, &self.pods);
     }
 
     /// Updates permits and claims to the policies and pods; retires claims that no rule needs any more.
@@ -291,8 +292,8 @@ impl Engine {
         demand
     }
 
-    /// When the next evaluation is due; `None` without rules, with nothing left to restore and every standing pod in its class (a policy change is always
-    /// followed by one evaluation). A sample at or after this time must contain the pods.
+    /// When the next evaluation is due; `None` without rules, with nothing left to restore and every standing pod in the class
+    /// that it stays in (a policy change is always followed by one evaluation). A sample at or after this time must contain the pods.
     pub fn next_due(&self) -> Option<BootTime> {
         if self.dirty {
             return Some(self.now);
@@ -302,7 +303,13 @@ impl Engine {
         let claims = claims.filter_map(|claim| claim.retired);
         let standing = self.pods.all().iter();
         let standing = standing.filter_map(|it| standing::due(it, self.ledgers(), self.now));
-        rules.into_iter().chain(claims).chain(standing).min()
+        let idle_class = self.idle_class.due(self.now);
+        rules
+            .into_iter()
+            .chain(claims)
+            .chain(standing)
+            .chain(idle_class)
+            .min()
     }
 
     /// The throttles in force, and the standing ones of Previews.

@@ -1,9 +1,10 @@
 //! What a `PodQOS` does to its pods at all times.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::engine_support::{Load, Node, PERIOD, allow_all, policy, restart, rule, throttling};
-use plimsoll::engine::plan::{Feedback, PlanChange, PodThrottle, Scheduling};
+use plimsoll::engine::plan::{CpuClass, Feedback, PlanChange, PodThrottle, Scheduling};
 use plimsoll::engine::pod::PodUid;
 use plimsoll::engine::policy::{CpuThrottle, PodPolicy, PolicySet, Rule, Standing};
 use plimsoll::engine::units::MilliCpu;
@@ -77,6 +78,33 @@ fn a_new_pod_is_in_its_class_at_once_without_any_rule() {
     assert_eq!(node.plan.transitions[0].change, change);
     node.tick();
     assert_eq!(node.plan.transitions, [], "once");
+}
+
+/// The class of every throttle.
+fn classes(node: &Node) -> Vec<CpuClass> {
+    node.plan.throttles.iter().map(|it| it.class).collect()
+}
+
+#[test]
+fn without_rules_it_changes_over_with_the_kubelet_at_once_and_back_after_ten_minutes() {
+    let mut node = Node::with(alone(), vec![Load::new("a", 0), Load::new("other", 0)]);
+    node.pods[1].pod.protected = true;
+    node.set_pods();
+    node.tick();
+    assert_eq!(classes(&node), [CpuClass::Idle]);
+    assert_eq!(node.engine.next_due(), None);
+    node.pods[1].pod.resources_reported = true;
+    node.set_pods();
+    evaluate(&mut node);
+    assert_eq!(classes(&node), [CpuClass::LowestWeight]);
+    node.pods[1].pod.resources_reported = false;
+    node.set_pods();
+    let ten_minutes = Duration::from_mins(10);
+    assert_eq!(node.engine.next_due(), Some(node.now + ten_minutes));
+    node.now = node.now + ten_minutes;
+    evaluate(&mut node);
+    assert_eq!(classes(&node), [CpuClass::Idle]);
+    assert_eq!(node.engine.next_due(), None);
 }
 
 #[test]
