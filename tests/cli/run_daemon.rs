@@ -173,6 +173,22 @@ fn a_preview_reports_what_it_would_do_and_changes_nothing() {
 }
 
 #[test]
+fn a_preview_of_standing_quality_of_service_changes_nothing() {
+    let machine = machine();
+    let standing = "apiVersion: ensurance.crane.io/v1alpha1\nkind: PodQOS\nmetadata: {name: standing}\nspec:\n  \
+                    labelSelector: {}\n  resourceQOS: {cpuQOS: {cpuPriority: 7}}\n";
+    machine.write("policies/throttle.yaml", standing);
+    let mut daemon = machine.start(&["--preview"]);
+    let step = daemon.wait_for_change("throttle");
+    assert_eq!(step["would"], true, "{step}");
+    assert!(daemon.stop(Signal::SIGINT).success());
+    assert!(daemon.changes("fileSet").is_empty());
+    let mut daemon = machine.start(&[]);
+    daemon.wait_for_change("fileSet");
+    assert!(daemon.stop(Signal::SIGINT).success());
+}
+
+#[test]
 fn a_bad_edit_keeps_the_last_good_policies_and_a_good_one_is_applied() {
     let machine = machine();
     let original = machine.quota("batch");
