@@ -1,14 +1,15 @@
 //! Latency of important pods beside batch pods: unprotected, and protected in several ways.
 //!
-//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --length-factor 1 --only burst,many,redis --program FILE --any-load --write --assert]`
+//! `cargo bench --bench protect --target x86_64-unknown-linux-musl [-- --rounds 5 --length-factor 1 --only burst,many,redis,cpu-burst --program FILE --any-load --write --assert]`
 //!
 //! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
 //! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
 //! are medians of the rounds. Each request's latency goes to `target/bench/protect/`; `--write` renews the table and the plot of
-//! `docs/protection.md`. With `--any-load` it measures beside other processes, to see that a scene works: such figures are not written.
+//! `docs/protection.md`. `--draw` measures nothing, and draws the plot of the page's table. With `--any-load` it measures beside other processes, to see that a scene works: such figures are not written.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
+mod cpu_burst;
 mod figures;
 mod peers;
 mod plot;
@@ -51,6 +52,12 @@ fn main() -> ExitCode {
         println!("figures of a busy machine are not written: leave out --any-load");
         return ExitCode::FAILURE;
     }
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    if has("--draw") {
+        let page = fs::read_to_string(docs.join("protection.md")).unwrap();
+        plot::draw(&page, &Scene::all(1), &docs.join("protection.svg"));
+        return ExitCode::SUCCESS;
+    }
     let Ok(hierarchy) = Hierarchy::detect(Path::new("/proc"), None) else {
         println!("not measured: no cgroup tree with the cpu controller is mounted");
         return ExitCode::from(u8::from(assert));
@@ -77,19 +84,24 @@ fn main() -> ExitCode {
     if wanted(redis::NAME) {
         scenes.extend(redis::measure(&ground, rounds));
     }
+    let cpu_burst = wanted(cpu_burst::NAME).then(|| cpu_burst::measure(&ground, rounds));
     let measured = report::Measured {
         machine,
         rounds,
         scenes,
+        cpu_burst,
     };
     let table = measured.table();
     println!("{table}");
     let raw = round::raw();
     fs::write(raw.join("table.md"), &table).unwrap();
-    plot::draw(&measured, &raw.join("protection.svg"));
+    plot::draw(
+        &table,
+        &Scene::all(ground.cpus),
+        &raw.join("protection.svg"),
+    );
     println!("raw: {}", raw.display());
     if has("--write") {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
         report::renew(&docs.join("protection.md"), &table);
         fs::copy(raw.join("protection.svg"), docs.join("protection.svg")).unwrap();
     }

@@ -1,109 +1,148 @@
-//! Latency of the important pods over the CPU that the batch pods got: a panel for each scene, a point for each way.
+//! How much slower important pods are than alone, as bars: a panel for each scene of the table in `docs/protection.md`, a bar for
+//! each way, and the scene's limit as a band.
 
 use std::path::Path;
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::figures::{SceneFigures, Summary};
-use crate::report::Measured;
+use crate::scenes::Scene;
 use crate::ways::Way;
 
-const PANEL: (u32, u32) = (460, 340);
-const LEGEND: u32 = 62;
+const WIDTH: i32 = 560;
+const HEADER: i32 = 34;
+const ROW: i32 = 22;
+const FOOTER: i32 = 34;
+const COLUMNS: usize = 2;
+/// Where the bars begin and end in a panel: names are before, figures behind.
+const BARS: (i32, i32) = (178, 390);
+/// Of the axis, in times alone.
+const TICKS: [f64; 7] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+const AXIS: (f64, f64) = (0.8, 120.0);
 
-pub fn draw(measured: &Measured, path: &Path) {
-    let count = u32::try_from(measured.scenes.len().max(1)).unwrap();
-    let columns = count.min(2);
-    let height = PANEL.1 * count.div_ceil(columns);
-    let size = (PANEL.0 * columns, height + LEGEND);
+/// A scene of the table.
+struct Panel {
+    title: String,
+    bars: Vec<Bar>,
+}
+
+struct Bar {
+    way: String,
+    times_alone: f64,
+    /// Batch's CPU in percent of what is left, as the table has it.
+    of_left: String,
+}
+
+/// Draws the table, so that the picture shows what the page says.
+pub fn draw(table: &str, scenes: &[Scene], path: &Path) {
+    let panels = read(table);
+    let rows: Vec<&[Panel]> = panels.chunks(COLUMNS).collect();
+    let height = |row: &&[Panel]| {
+        let most = row.iter().map(|panel| panel.bars.len()).max().unwrap_or(0);
+        HEADER + ROW * i32::try_from(most).unwrap() + FOOTER
+    };
+    let size = (WIDTH * 2, rows.iter().map(height).sum::<i32>());
+    let size = (size.0.cast_unsigned(), size.1.cast_unsigned());
     let area = SVGBackend::new(path, size).into_drawing_area();
     area.fill(&WHITE).unwrap();
-    let (plots, legend) = area.split_vertically(height);
-    let panels = plots.split_evenly((count.div_ceil(columns) as usize, columns as usize));
-    for (scene, panel) in measured.scenes.iter().zip(&panels) {
-        draw_scene(scene, panel);
-    }
-    for (number, (way, _)) in numbered(measured.scenes.iter().flat_map(|scene| &scene.ways)) {
-        // Four in a row.
-        let place = i32::try_from(number - 1).unwrap();
-        let at = (16 + place % 4 * 225, 4 + place / 4 * 18);
-        let style = ("sans-serif", 14).into_font().color(&colour(*way));
-        let text = format!("{number} {}", way.name());
-        legend.draw(&Text::new(text, at, style)).unwrap();
+    let mut top = 0;
+    for row in rows {
+        for (column, panel) in (0..).zip(row) {
+            let limit = scenes.iter().find(|scene| panel.title.eq_ignore_ascii_case(scene.name));
+            let limit = limit.map_or(1.1, |scene| scene.max_ratio);
+            draw_panel(panel, limit, &area, (column * WIDTH, top));
+        }
+        top += height(&row);
     }
     area.present().unwrap();
 }
 
-/// The ways with batch pods, each with its number.
-fn numbered<'a, T: 'a>(
-    ways: impl Iterator<Item = &'a (Way, T)>,
-) -> impl Iterator<Item = (usize, &'a (Way, T))> {
-    let mut seen = Vec::new();
-    let first = ways.filter(move |(way, _)| {
-        let new = *way != Way::Alone && !seen.contains(way);
-        seen.push(*way);
-        new
-    });
-    (1..).zip(first)
-}
-
-fn draw_scene(scene: &SceneFigures, panel: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) {
-    let summaries = scene.summaries();
-    let p99s = || summaries.iter().map(|row| row.p99);
-    let low = p99s().fold(f64::INFINITY, f64::min) * 0.7;
-    let high = p99s().fold(0.0, f64::max) * 1.6;
-    let cpus = scene.capacity / 1000.0;
-    let mut chart = ChartBuilder::on(panel)
-        .caption(scene.name, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(36)
-        .y_label_area_size(58)
-        .build_cartesian_2d(0.0..cpus, (low..high).log_scale())
-        .unwrap();
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .x_desc("CPUs that the batch pods got")
-        .y_desc("p99 of important pods, ms")
-        .y_label_formatter(&|ms| format!("{ms}"))
-        .draw()
-        .unwrap();
-    let alone = summaries.iter().find(|row| row.way == Way::Alone).unwrap();
-    let line = [(0.0, alone.p99), (cpus, alone.p99)];
-    chart
-        .draw_series(LineSeries::new(line, BLACK.mix(0.4)))
-        .unwrap();
-    let label = |text: String, at: (f64, f64), colour: RGBColor, pos: Pos| {
-        let style = ("sans-serif", 14).into_font().color(&colour).pos(pos);
-        Text::new(text, at, style)
-    };
-    let right_end = (cpus * 0.99, alone.p99);
-    let above = Pos::new(HPos::Right, VPos::Bottom);
-    chart
-        .draw_series([label("alone".to_owned(), right_end, BLACK, above)])
-        .unwrap();
-    let at = |row: &Summary| (row.batch / 1000.0, row.p99);
-    let points = || summaries.iter().filter(|row| row.way != Way::Alone);
-    chart
-        .draw_series(points().map(|row| Circle::new(at(row), 4, colour(row.way).filled())))
-        .unwrap();
-    let labels = (1..).zip(points()).map(|(number, row)| {
-        // On all sides in turn, so that those of neighbours do not cover each other.
-        let side = [HPos::Left, HPos::Right][number % 2];
-        let height = [VPos::Bottom, VPos::Bottom, VPos::Top, VPos::Top][number % 4];
-        let text = format!(" {number} ");
-        label(text, at(row), colour(row.way), Pos::new(side, height))
-    });
-    chart.draw_series(labels).unwrap();
-}
-
-const fn colour(way: Way) -> RGBColor {
-    match way {
-        Way::Alone => BLACK,
-        Way::Unprotected => RGBColor(200, 40, 40),
-        Way::BestEffort => RGBColor(150, 90, 20),
-        Way::Quota | Way::Idle | Way::LowestWeight | Way::IdleAndQuota => RGBColor(20, 120, 60),
-        Way::Koordlet(_) | Way::Crane => RGBColor(60, 80, 180),
+/// The scenes with their ways but *alone*, in the table's order.
+fn read(table: &str) -> Vec<Panel> {
+    let mut panels: Vec<Panel> = Vec::new();
+    let mut columns = Vec::new();
+    for line in table.lines() {
+        if let Some(title) = line.strip_prefix("### ") {
+            panels.push(Panel {
+                title: title.to_owned(),
+                bars: Vec::new(),
+            });
+        }
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        if cells[0] == "way" {
+            columns = cells;
+        } else if let Some(panel) = panels.last_mut()
+            && line.starts_with("| ")
+            && cells.len() == columns.len()
+            && cells[0] != Way::Alone.name()
+        {
+            let cell = |name: &str| columns.iter().position(|it| *it == name).map(|at| cells[at]);
+            panel.bars.push(Bar {
+                way: cells[0].to_owned(),
+                times_alone: cell("times alone").unwrap().parse().unwrap(),
+                of_left: cell("of what is left").unwrap().to_owned(),
+            });
+        }
     }
+    panels.retain(|panel| !panel.bars.is_empty());
+    panels
+}
+
+/// The place of a ratio on the logarithmic axis.
+fn place(ratio: f64) -> i32 {
+    let along = (ratio.clamp(AXIS.0, AXIS.1) / AXIS.0).ln() / (AXIS.1 / AXIS.0).ln();
+    #[expect(clippy::cast_possible_truncation, reason = "within the panel")]
+    let pixels = (along * f64::from(BARS.1 - BARS.0)).round() as i32;
+    BARS.0 + pixels
+}
+
+/// At most three digits.
+fn digits(ratio: f64) -> String {
+    if ratio < 10.0 {
+        format!("{ratio:.2}")
+    } else if ratio < 100.0 {
+        format!("{ratio:.1}")
+    } else {
+        format!("{ratio:.0}")
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+fn draw_panel(panel: &Panel, limit: f64, area: &Area<'_>, (left, top): (i32, i32)) {
+    let write = |text: &str, (x, y): (i32, i32), size: i32, colour: RGBColor, side: HPos| {
+        let style = ("sans-serif", size).into_font().color(&colour);
+        let style = style.pos(Pos::new(side, VPos::Center));
+        area.draw(&Text::new(text, (left + x, top + y), style)).unwrap();
+    };
+    let fill = |from: (i32, i32), to: (i32, i32), style: ShapeStyle| {
+        let corners = [from, to].map(|(x, y)| (left + x, top + y));
+        area.draw(&Rectangle::new(corners, style)).unwrap();
+    };
+    let bottom = HEADER + ROW * i32::try_from(panel.bars.len()).unwrap();
+    write(&panel.title, (12, 17), 18, BLACK, HPos::Left);
+    let band = RGBColor(205, 235, 205).filled();
+    fill((place(1.0), HEADER), (place(limit), bottom), band);
+    for (row, bar) in (0..).zip(&panel.bars) {
+        let middle = HEADER + ROW * row + ROW / 2;
+        write(&bar.way, (BARS.0 - 8, middle), 13, BLACK, HPos::Right);
+        let end = place(bar.times_alone);
+        let colour = if bar.times_alone <= limit {
+            RGBColor(20, 120, 60)
+        } else {
+            RGBColor(190, 90, 40)
+        };
+        let from = (BARS.0.min(end), middle - 6);
+        fill(from, (end, middle + 6), colour.filled());
+        let figures = format!("{} x, batch {}", digits(bar.times_alone), bar.of_left);
+        write(&figures, (BARS.1 + 10, middle), 13, BLACK, HPos::Left);
+    }
+    let grey = RGBColor(110, 110, 110);
+    for tick in TICKS {
+        let text = format!("{tick}");
+        write(&text, (place(tick), bottom + 9), 11, grey, HPos::Center);
+    }
+    let axis = format!("p99, times alone; the band ends at {limit}");
+    let middle = i32::midpoint(BARS.0, BARS.1);
+    write(&axis, (middle, bottom + 24), 11, grey, HPos::Center);
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use crate::cpu_burst::BurstFigures;
 use crate::figures::{Recovery, SceneFigures, Summary};
 use crate::ways::Way;
 
@@ -19,6 +20,7 @@ pub struct Measured {
     pub machine: String,
     pub rounds: usize,
     pub scenes: Vec<SceneFigures>,
+    pub cpu_burst: Option<BurstFigures>,
 }
 
 impl Measured {
@@ -31,12 +33,20 @@ impl Measured {
         for scene in &self.scenes {
             scene_table(&mut text, scene);
         }
+        if let Some(figures) = &self.cpu_burst {
+            figures.table(&mut text);
+        }
         text
     }
 
     /// The bars that were missed.
     pub fn missed(&self) -> Vec<String> {
-        self.scenes.iter().filter_map(missed).collect()
+        let cpu_burst = self.cpu_burst.as_ref().and_then(BurstFigures::missed);
+        self.scenes
+            .iter()
+            .filter_map(missed)
+            .chain(cpu_burst)
+            .collect()
     }
 }
 

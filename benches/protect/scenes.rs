@@ -82,7 +82,7 @@ fn needs(service: Service) -> MilliCpu {
     MilliCpu(micros / 1000)
 }
 
-fn pod(name: &str, qos: QosClass, request: u64, threads: usize, workload: &str) -> ScenePod {
+pub fn pod(name: &str, qos: QosClass, request: u64, threads: usize, workload: &str) -> ScenePod {
     ScenePod {
         name: name.to_owned(),
         qos,
@@ -136,7 +136,7 @@ impl Scene {
                 ..PRESSURE
             },
             max_ratio: 1.1,
-            must_hold: Vec::new(),
+            must_hold: vec![Way::Standing],
             length: Duration::from_secs(10),
         }
     }

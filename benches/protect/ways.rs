@@ -45,6 +45,8 @@ pub enum Way {
     LowestWeight,
     /// Plimsoll: idle class, then quota steps.
     IdleAndQuota,
+    /// Plimsoll: idle class at all times, by a `PodQOS` without a rule.
+    Standing,
     /// The kernel alone, with `BestEffort` batch pods.
     BestEffort,
     /// koordlet's formula at this percentage.
@@ -55,9 +57,10 @@ pub enum Way {
 
 impl Way {
     /// Those of every scene.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Alone,
         Self::Unprotected,
+        Self::Standing,
         Self::Quota,
         Self::Idle,
         Self::IdleAndQuota,
@@ -66,9 +69,10 @@ impl Way {
     ];
 
     /// Those of the scenes *many*.
-    pub const MANY: [Self; 7] = [
+    pub const MANY: [Self; 8] = [
         Self::Alone,
         Self::Unprotected,
+        Self::Standing,
         Self::Quota,
         Self::Idle,
         Self::LowestWeight,
@@ -83,6 +87,7 @@ impl Way {
             Self::Quota => "quota only".to_owned(),
             Self::Idle => "idle class only".to_owned(),
             Self::LowestWeight => "weight 1 only".to_owned(),
+            Self::Standing => "standing idle class".to_owned(),
             Self::BestEffort => "BestEffort".to_owned(),
             Self::IdleAndQuota => "idle class and quota".to_owned(),
             Self::Koordlet(percent) => format!("koordlet's formula, {percent} %"),
@@ -94,7 +99,7 @@ impl Way {
     pub const fn is_ours(self) -> bool {
         matches!(
             self,
-            Self::Quota | Self::Idle | Self::LowestWeight | Self::IdleAndQuota
+            Self::Standing | Self::Quota | Self::Idle | Self::LowestWeight | Self::IdleAndQuota
         )
     }
 
@@ -141,7 +146,7 @@ impl Control {
                 Self::Koordlet(Koordlet::new(ground, cgroups, important, batch, percent))
             }
             Way::Crane => Self::Crane(Crane::new(cgroups, batch, threshold)),
-            Way::Quota | Way::Idle | Way::IdleAndQuota => {
+            Way::Standing | Way::Quota | Way::Idle | Way::IdleAndQuota => {
                 let state = tempfile::tempdir().unwrap();
                 let settings = MachineSettings {
                     hierarchy: ground.hierarchy.clone(),
@@ -194,8 +199,11 @@ impl Control {
     }
 }
 
-/// An example with this way's throttle: on cgroup v2 the scene's, on v1 the demo's on CPU usage.
+/// The example of standing quality of service, or one with this way's throttle: on cgroup v2 the scene's, on v1 the demo's on CPU usage.
 fn policy_for(way: Way, ground: &Ground, scene: &Scene) -> PolicySet {
+    if way == Way::Standing {
+        return standing(&ground.node);
+    }
     let mut policy = if ground.hierarchy.is_v2() {
         by_waiting(scene.by_waiting, &ground.node)
     } else {
@@ -207,6 +215,14 @@ fn policy_for(way: Way, ground: &Ground, scene: &Scene) -> PolicySet {
         rule.action = Arc::new(action);
     }
     policy
+}
+
+fn standing(node: &NodeFacts) -> PolicySet {
+    let example = include_str!("../../examples/ensurance/standing.yaml");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(example).unwrap();
+    let compiled = compile(&Objects::from_values(objects), node);
+    assert!(compiled.policy.acts(), "{:?}", compiled.findings);
+    compiled.policy
 }
 
 fn by_waiting(policy: ByWaiting, node: &NodeFacts) -> PolicySet {

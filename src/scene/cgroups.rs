@@ -19,6 +19,7 @@ use crate::engine::units::MilliCpu;
 use crate::engine::weight_share::{CpuWeights, shares, weight};
 use crate::node::cgroup::parse::keyed;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
+use crate::node::collect::waits::PERIODS;
 
 /// The control files that throttling can change.
 const CONTROL_FILES_V1: [&str; 5] = [
@@ -325,6 +326,13 @@ impl SceneCgroups {
         let dir = self.hierarchy.dir(Controller::Cpuacct, cgroup)?;
         let text = fs::read_to_string(dir.join("cpuacct.usage")).ok()?;
         text.trim().parse().ok()
+    }
+
+    /// `nr_periods` and `nr_throttled` of a pod's CPU limit: enforcement periods so far, and those in which it was throttled.
+    pub fn periods(&self, cgroup: &CgroupPath) -> Option<[u64; 2]> {
+        let dir = self.hierarchy.dir(Controller::Cpu, cgroup)?;
+        let [periods, throttled] = keyed(&fs::read(dir.join("cpu.stat")).ok()?, PERIODS);
+        Some([periods?, throttled?])
     }
 
     /// Written without a limit too, so that a kernel without CFS bandwidth control fails here.
