@@ -183,18 +183,19 @@ func loadArchive(file string) (repository string, err error) {
 	return repository, nil
 }
 
-// packed packs the archive of an image whose only file is /bin/plimsoll, whatever the binary's name is.
+// packed packs the archive of an image whose only file is /bin/plimsoll, whatever the binary's name is. Without symbols, which are most of a debug
+// build: an emulated node unpacks it.
 func packed(name, binary string) (archive string, err error) {
 	directory, err := os.MkdirTemp("", "plimsoll-image")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(directory)
-	link := filepath.Join(directory, "plimsoll")
-	if err := os.Symlink(binary, link); err != nil {
+	stripped := filepath.Join(directory, "plimsoll")
+	if _, err := run("", "strip", "-o", stripped, binary); err != nil {
 		return "", err
 	}
-	return run("", clusterTool, "image", name, link)
+	return run("", clusterTool, "image", name, stripped)
 }
 
 // values are the values for a release with this image on our own cluster.
