@@ -273,7 +273,7 @@ impl AgentMetrics {
         registry.register("rule_threshold", help, self.thresholds.clone());
         let help = "Pods, and the node, on which the Preview rule would have an action in force";
         registry.register("would", help, self.would.clone());
-        let help = "Actions that rules took (strategy None), or would have taken (Preview): throttle and unthrottle count \
+        let help = "Actions that rules took (strategy Enforce), or would have taken (Preview): throttle and unthrottle count \
                     each step of a pod, evict counts what the API server accepted, in Preview each pod once until the rule \
                     ends";
         registry.register("actions", help, self.actions.clone());

@@ -203,7 +203,7 @@ mod tests {
             "rules": [{
                 "id": "q/cpu", "metric": "cpu_total_usage", "watermark": 4000.0, "avoidanceThreshold": 1,
                 "restoreThreshold": 1, "sampleTTLSeconds": 60, "action": "close",
-                "strategy": "None",
+                "strategy": "Enforce",
             }],
             "actions": [{"name": "close", "coolDownSeconds": 300, "disableScheduling": "NoSchedule"}],
         });

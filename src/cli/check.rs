@@ -1,6 +1,7 @@
 //! `plimsoll check`.
 
 pub(super) mod report;
+mod sentence;
 pub(super) mod sources;
 
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ together: that the action of each rule exists and lowers the rule's metric, that
 start and stop. So pass all files of a policy at once.
 
 An error means that an object or rule is disabled, or can't do what it says. A warning means that it is in force, but maybe \
-not as intended; this includes fields that are accepted but not enforced.
+not as intended; this includes fields that are accepted but not enforced. A note says what would protect better.
 
 Exit status: 0 no findings, 1 findings (with --allow-warnings: errors), or no policy, 2 a file could not be read.
 
@@ -44,7 +45,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
     /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
-    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note, evictions: [{rule, evaluations}]}
+    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note, evictions: [{rule, strategy, evaluations}]}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them
@@ -83,6 +84,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let lines = report.lines().map(|line| color::message(&line) + "\n");
         print_text(&lines.collect::<String>())?;
         print_error(report.summary());
+        for sentence in report.sentences(args.evaluation.period) {
+            print_error(sentence);
+        }
         for note in report.notes(args.evaluation.period) {
             print_error(note);
         }

@@ -47,6 +47,8 @@ pub enum Severity {
     Error,
     /// The object is in force, but may not do what its author expects.
     Warning,
+    /// It does what it says, and something else would serve better. Only people who write policies see it.
+    Note,
 }
 
 impl fmt::Display for Severity {
@@ -54,6 +56,7 @@ impl fmt::Display for Severity {
         f.write_str(match self {
             Self::Error => "error",
             Self::Warning => "warning",
+            Self::Note => "note",
         })
     }
 }
@@ -103,6 +106,14 @@ pub enum Reason {
     TooMany,
     /// A `PodQOS` names `kube-system`.
     SystemPods,
+    /// A note: the rule does not say whether it acts.
+    StrategyLeftOut,
+    /// A note: the `NodeQOS` has no selector.
+    ActsOnAllNodes,
+    /// A note: one evaluation suffices to evict.
+    EvictsAtOnce,
+    /// A note: another way protects more.
+    ProtectsLittle,
 }
 
 impl fmt::Display for Reason {

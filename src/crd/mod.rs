@@ -5,6 +5,7 @@
 //! Validation of a single object is written only in the definitions: an API server, [`Objects`] and `plimsoll check` all
 //! use them. Checks that need two objects, or the node, are in [`compile()`].
 
+mod advice;
 pub mod avoidance_action;
 mod common;
 pub mod compile;
@@ -40,6 +41,7 @@ pub mod validate;
 pub mod windows;
 pub mod words;
 
+pub use advice::advice;
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};
 pub use compile::{Compiled, compile};

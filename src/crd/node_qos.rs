@@ -249,9 +249,10 @@ pub struct NodeRule {
     /// The name of the `AvoidanceAction`.
     #[schemars(length(min = 1, max = 253))]
     pub action_name: String,
-    /// The strategy. `None` (default): the action is taken. `Preview`: the rule only reports what the action would do.
+    /// The strategy. `Enforce` (default; crane: `None`): the action is taken. `Preview`: the rule only reports what the action
+    /// would do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = ["None", "Preview"], "default" = "None"))]
+    #[schemars(extend("enum" = ["Enforce", "Preview", "None"], "default" = "Enforce"))]
     pub strategy: Option<String>,
     /// The hours in which the rule is active, 1 to 16 entries such as `22:00-06:00 Europe/Berlin` or
     /// `Mon-Fri 08:00-18:00 UTC`. Defaults to always. Outside of all of them the rule is Normal: it takes no action, and what it did
@@ -316,7 +317,7 @@ pub struct NodeQosStatus {
     /// The number of rules in force on at least one selected node; if no node is selected, the number of valid rules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<i64>,
-    /// The strategies of these rules: `None`, `Preview`, or `None,Preview`.
+    /// The strategies of these rules: `Enforce`, `Preview`, or `Enforce,Preview`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub strategy: Option<String>,

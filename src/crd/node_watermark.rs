@@ -222,7 +222,7 @@ pub struct WatermarkRule {
     /// The id, or else the name, of one of `spec.actions`.
     #[schemars(length(max = 264))]
     pub action: String,
-    /// The strategy: `None` (take the action) or `Preview` (only report).
+    /// The strategy: `Enforce` (take the action) or `Preview` (only report).
     #[schemars(length(max = 32))]
     pub strategy: String,
     /// The hours in which the rule is active, for example `22:00-06:00 Europe/Berlin`. Defaults to always.

@@ -132,17 +132,26 @@ impl Rule {
 /// Whether a rule acts or only reports what it would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Strategy {
-    /// Act (`strategy: None` in the manifests).
+    /// Act. Crane writes `None`.
     Enforce,
     /// Report only.
     Preview,
 }
 
 impl Strategy {
+    /// The strategy of this name, or of crane's `None`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "Enforce" | "None" => Some(Self::Enforce),
+            "Preview" => Some(Self::Preview),
+            _ => None,
+        }
+    }
+
     /// The value in manifests.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Enforce => "None",
+            Self::Enforce => "Enforce",
             Self::Preview => "Preview",
         }
     }

@@ -473,7 +473,7 @@ fn throttles_in_force_are_continued() {
         "spec": spec,
         "status": {
             "observedHash": spec.hash,
-            "rules": [{"id": "q/r", "strategy": "None", "state": "Breached", "value": 3300.0, "mark": 3000.0}],
+            "rules": [{"id": "q/r", "strategy": "Enforce", "state": "Breached", "value": 3300.0, "mark": 3000.0}],
             "throttled": [{"namespace": "default", "pod": "b", "uid": "b", "rule": "q/r", "ratio": 50, "toMillicores": 400}],
         },
     }))

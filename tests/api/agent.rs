@@ -31,7 +31,7 @@ fn pods_are_throttled_above_the_threshold_and_restored_below_it() {
     assert_eq!(node.quota(&web), -1, "no policy allows that");
     agent.until("the metrics show it", || {
         let (_, text) = agent.http("/metrics").unwrap();
-        let state = r#"rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#;
+        let state = r#"rule_state{rule="q/cpu",strategy="Enforce",state="Breached"} 1"#;
         text.contains(state) && text.contains("plimsoll_agent_throttled_pods 1")
     });
     node.plane
@@ -375,7 +375,7 @@ fn counted(agent: &Agent, series: &str) -> Option<u64> {
 }
 
 /// Series of accepted evictions.
-const EVICTED: &str = r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#;
+const EVICTED: &str = r#"plimsoll_agent_actions_total{action="evict",strategy="Enforce"}"#;
 const REFUSED: &str = r#"plimsoll_agent_evictions_total{outcome="refused"}"#;
 
 /// Registers a webhook for evictions that has no server; returns once the API server calls it.
@@ -875,7 +875,7 @@ fn a_node_that_is_no_longer_selected_is_restored() {
     let rules = json!({
         "selector": {"matchLabels": {"pool": "a"}},
         "rules": [{
-            "name": "cpu", "actionName": "slow", "strategy": "None",
+            "name": "cpu", "actionName": "slow", "strategy": "Enforce",
             "metricRule": {"name": "cpu_total_usage", "value": 1000},
         }],
     });

@@ -11,7 +11,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn node_qos(name: &str, value: u32) -> Value {
     let rule = json!({
-        "name": "cpu", "avoidanceThreshold": 2, "actionName": "close", "strategy": "None",
+        "name": "cpu", "avoidanceThreshold": 2, "actionName": "close", "strategy": "Enforce",
         "metricRule": {"name": "cpu_total_usage", "value": value},
     });
     policy("NodeQOS", name, &json!({"rules": [rule]}))
@@ -292,7 +292,7 @@ fn a_bad_edit_stops_at_its_canary_and_the_cap_limits_unschedulable_nodes() {
     });
     let breached = |value: u32| {
         json!({
-            "rules": [{"id": "q/cpu", "strategy": "None", "state": "Breached", "value": value, "mark": 4000}],
+            "rules": [{"id": "q/cpu", "strategy": "Enforce", "state": "Breached", "value": value, "mark": 4000}],
             "scheduling": {"state": "Enabled"},
         })
     };

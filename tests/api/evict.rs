@@ -63,7 +63,7 @@ impl Scene {
                 "strategy": strategy, "metricRule": {"name": "cpu_total_usage", "value": 4000},
             })
         };
-        let rules = [rule("cpu", "None"), rule("preview", "Preview")];
+        let rules = [rule("cpu", "Enforce"), rule("preview", "Preview")];
         let mut node_qos = policy(
             "NodeQOS",
             "q",

@@ -173,7 +173,7 @@ fn status(state: &str, value: f64) -> NodeWatermarkStatus {
         }),
         rules: vec![RuleStatus {
             id: "q/cpu".to_owned(),
-            strategy: "None".to_owned(),
+            strategy: "Enforce".to_owned(),
             state: state.to_owned(),
             value: Some(value),
             threshold: 4000.0,

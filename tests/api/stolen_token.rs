@@ -428,7 +428,7 @@ fn policies() -> Vec<Value> {
     let mut policies = vec![
         policy("AvoidanceAction", "evict", &eviction),
         policy("PodQOS", "batch", &batch),
-        policy("NodeQOS", "q", &rules("None")),
+        policy("NodeQOS", "q", &rules("Enforce")),
         policy("NodeQOS", "p", &rules("Preview")),
     ];
     for policy in &mut policies {

@@ -53,8 +53,8 @@ fn a_rule_has_state_value_and_threshold() {
     });
     let text = ServedState::metrics(&metrics);
     for line in [
-        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Breached"} 1"#,
-        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="None",state="Normal"} 0"#,
+        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="Enforce",state="Breached"} 1"#,
+        r#"plimsoll_agent_rule_state{rule="q/cpu",strategy="Enforce",state="Normal"} 0"#,
         r#"plimsoll_agent_rule_value{rule="q/cpu",metric="cpu_total_usage"} 4321.0"#,
         r#"plimsoll_agent_rule_threshold{rule="q/cpu",metric="cpu_total_usage"} 4000.0"#,
         "plimsoll_agent_throttled_pods 3",
@@ -205,7 +205,7 @@ fn actions_and_previews_are_counted_from_zero() {
     let metrics = AgentMetrics::new(clock::boot_time(), ALL, &[]);
     let text = ServedState::metrics(&metrics);
     for line in [
-        r#"plimsoll_agent_actions_total{action="evict",strategy="None"} 0"#,
+        r#"plimsoll_agent_actions_total{action="evict",strategy="Enforce"} 0"#,
         r#"plimsoll_agent_actions_total{action="reclaim",strategy="Preview"} 0"#,
         r#"plimsoll_agent_evictions_total{outcome="accepted"} 0"#,
         r#"plimsoll_agent_evictions_total{outcome="refused"} 0"#,
@@ -241,8 +241,8 @@ fn actions_and_previews_are_counted_from_zero() {
     ]);
     let text = ServedState::metrics(&metrics);
     for line in [
-        r#"plimsoll_agent_actions_total{action="throttle",strategy="None"} 2"#,
-        r#"plimsoll_agent_actions_total{action="unthrottle",strategy="None"} 1"#,
+        r#"plimsoll_agent_actions_total{action="throttle",strategy="Enforce"} 2"#,
+        r#"plimsoll_agent_actions_total{action="unthrottle",strategy="Enforce"} 1"#,
         r#"plimsoll_agent_actions_total{action="enableScheduling",strategy="Preview"} 1"#,
         r#"plimsoll_agent_skipped_pods_total{reason="protected",strategy="Preview"} 1"#,
     ] {
@@ -276,7 +276,7 @@ fn an_eviction_counts_once_accepted_and_in_preview_once_decided() {
             value.unwrap_or_else(|| panic!("{series} is missing in\n{text}"))
         };
         [
-            count(r#"plimsoll_agent_actions_total{action="evict",strategy="None"}"#),
+            count(r#"plimsoll_agent_actions_total{action="evict",strategy="Enforce"}"#),
             count(r#"plimsoll_agent_actions_total{action="evict",strategy="Preview"}"#),
             count(r#"plimsoll_agent_evictions_total{outcome="accepted"}"#),
             count(r#"plimsoll_agent_evictions_total{outcome="refused"}"#),

@@ -6,7 +6,7 @@
 //! | Pod | throttle: start, floor, end; eviction: accepted, refused |
 //! | `NodeWatermark` | what prevents the agent from carrying out the rules |
 //!
-//! A Preview rule has the events that it would have with `strategy: None`, with reasons that start with `Would`.
+//! A Preview rule has the events that it would have with `strategy: Enforce`, with reasons that start with `Would`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
+use super::sentence;
 use super::sources::{Source, Sources};
 use crate::crd::duration::format_duration;
 use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
 use crate::crd::{
-    Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, compile,
+    Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, advice, compile,
 };
-use crate::engine::policy::{NodeFacts, Rule, RuleId, Strategy};
+use crate::engine::policy::{NodeFacts, PolicySet, Rule, RuleId, Strategy};
 use crate::node::machine::messages::count;
 
 /// For policies that put pods into the idle class.
@@ -36,6 +37,12 @@ pub(in crate::cli) struct Report<'a> {
     /// The rules that evict.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     evictions: Vec<EarliestEviction>,
+    /// What is in force.
+    #[serde(skip)]
+    policy: PolicySet,
+    /// The `NodeQOS` that select nodes.
+    #[serde(skip)]
+    selective: BTreeSet<String>,
     #[serde(skip)]
     unreadable: usize,
     /// An object that is probably a policy could not be read as one.
@@ -132,13 +139,21 @@ impl<'a> Report<'a> {
             objects.map(|object| object.value.clone())
         });
         let mut objects = Objects::from_values(values.chain(others));
+        let notes = advice(&objects);
+        let selectors = objects.node_selectors();
+        let selective = selectors.filter(|(_, selector)| selector.is_some());
+        report.selective = selective.map(|(name, _)| name.to_owned()).collect();
         if !by_labels {
             objects = objects.for_every_node();
         }
         let compiled = compile(&objects, node);
         report.add_all_together(&compiled.findings, &locations);
+        for note in &notes {
+            report.add_together(note, &locations);
+        }
         let rules = compiled.policy.rules.iter();
         report.evictions = rules.filter_map(EarliestEviction::of).collect();
+        report.policy = compiled.policy;
         report.locations = locations.into_keys().collect();
         report.finish(sources);
         report
@@ -318,6 +333,14 @@ impl<'a> Report<'a> {
     pub(in crate::cli) fn notes(&self, period: Duration) -> impl Iterator<Item = String> {
         let evictions = self.evictions.iter().map(move |it| it.note(period));
         self.note.map(str::to_owned).into_iter().chain(evictions)
+    }
+
+    /// What the policies do, in a sentence for each rule; none while something is wrong.
+    pub(in crate::cli) fn sentences(&self, period: Duration) -> Vec<String> {
+        if self.errors > 0 {
+            return Vec::new();
+        }
+        sentence::all(&self.policy, &self.selective, period)
     }
 
     /// The totals, in a sentence.

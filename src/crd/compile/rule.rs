@@ -82,10 +82,11 @@ impl RuleContext<'_> {
             sample_ttl: self.sample_ttl(),
             probe: self.probe.cloned(),
             action: action?,
-            strategy: match rule.strategy.as_deref() {
-                Some("Preview") => Strategy::Preview,
-                _ => Strategy::Enforce,
-            },
+            strategy: rule
+                .strategy
+                .as_deref()
+                .and_then(Strategy::from_name)
+                .unwrap_or(Strategy::Enforce),
             active_during: active_during?,
         };
         match check(&compiled, &metric_rule.value, self.scope, path, findings) {

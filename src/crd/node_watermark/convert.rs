@@ -235,11 +235,8 @@ fn to_rule(rule: &WatermarkRule, actions: &Actions) -> Result<Rule, SpecError> {
         sample_ttl: seconds("sampleTTLSeconds", rule.sample_ttl_seconds)?,
         probe: rule.probe.as_ref().map(to_probe).transpose()?,
         action: find_action(&rule.action, actions)?,
-        strategy: match rule.strategy.as_str() {
-            "None" => Strategy::Enforce,
-            "Preview" => Strategy::Preview,
-            other => return Err(unknown("strategy", other)),
-        },
+        strategy: Strategy::from_name(&rule.strategy)
+            .ok_or_else(|| unknown("strategy", &rule.strategy))?,
         active_during: rule
             .active_during
             .iter()

@@ -89,7 +89,7 @@ pub struct NodeWatermarkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub evictions: Vec<EvictionStatus>,
-    /// The actions that would be in force now if rules with strategy `Preview` had the strategy `None`.
+    /// The actions that would be in force now if rules with strategy `Preview` had the strategy `Enforce`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub would: Vec<WouldStatus>,
@@ -170,7 +170,7 @@ pub struct RuleStatus {
     #[schemars(length(max = 200))]
     pub metric: Option<String>,
     /// `Preview`, or absent if the rule takes its action.
-    #[serde(default = "strategy_none", skip_serializing_if = "is_none_strategy")]
+    #[serde(default = "strategy_enforce", skip_serializing_if = "is_enforce")]
     #[schemars(length(max = 32))]
     pub strategy: String,
     /// The state: `Normal`, `Breached` or `Cooling`.
@@ -362,10 +362,10 @@ pub struct RefusedStatus {
 }
 
 /// The default strategy. It is not serialized, so that the status of 20 rules stays below 8 KiB.
-fn strategy_none() -> String {
-    "None".to_owned()
+fn strategy_enforce() -> String {
+    "Enforce".to_owned()
 }
 
-fn is_none_strategy(strategy: &str) -> bool {
-    strategy == "None"
+fn is_enforce(strategy: &str) -> bool {
+    strategy == "Enforce"
 }

@@ -351,7 +351,7 @@ var invalid = []struct{ name, kind, spec, field, fix string }{
 	{"two rules with one name", "NodeQOS", "{rules: [{name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}, {name: a, actionName: b, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[1]", "Duplicate"},
 	{"two restore thresholds that differ", "NodeQOS", "{rules: [{name: a, actionName: b, restoreThreshold: 1, restoredThreshold: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoredThreshold"},
 	{"a low threshold above the high one", "NodeQOS", "{rules: [{name: a, actionName: b, restoreValue: 2, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0]", "restoreValue"},
-	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"None", "Preview"`},
+	{"an unknown strategy", "NodeQOS", "{rules: [{name: a, actionName: b, strategy: Maybe, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].strategy", `"Enforce", "Preview"`},
 	{"a threshold of 0", "NodeQOS", "{rules: [{name: a, actionName: b, avoidanceThreshold: 0, metricRule: {name: cpu_total_usage, value: 1}}]}", "spec.rules[0].avoidanceThreshold", "greater than or equal to 1"},
 	{"an unknown scope", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Colour, operator: In, values: [red]}]}}", "spec.scopeSelector.matchExpressions[0].scopeName", "QOSClass"},
 	{"In without values", "PodQOS", "{allowedActions: [throttle], scopeSelector: {matchExpressions: [{scopeName: Namespace, operator: In}]}}", "spec.scopeSelector.matchExpressions[0]", "values"},

@@ -189,7 +189,7 @@ func TestLockedAgentReclaimsPageCache(t *testing.T) {
 	s.allow(s.name, "", s.name)
 	s.rule(s.name, rule{action: s.name})
 	s.waitRulesEnforced(s.name)
-	const done = `actions_total{action="reclaim",strategy="None"}`
+	const done = `actions_total{action="reclaim",strategy="Enforce"}`
 	earlier := agentMetrics(t, node)[done]
 	s.set(hot)
 	eventually(t, time.Minute, "its page cache is reclaimed", func() error {

@@ -312,7 +312,7 @@ func anotherPreset(t *testing.T, _ *release) {
 	choose := func(preset string) { // as the release notes say
 		t.Helper()
 		if _, err := helm("", "upgrade", "plimsoll", absolute("charts/plimsoll"), "--namespace", namespace, "--reset-then-reuse-values",
-			"--set", "policies.preset="+preset, "--wait"); err != nil {
+			"--set", "policies.preset="+preset+",policies.mode=Enforce", "--wait"); err != nil {
 			t.Fatal(err)
 		}
 	}

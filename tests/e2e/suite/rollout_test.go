@@ -49,7 +49,7 @@ metadata: {name: %[1]s, labels: {e2e: %[1]s}, annotations: {%[2]s}}
 spec:
   selector: {matchLabels: {%[3]s: staged}}
   nodeQualityProbe: {timeoutSeconds: 2, httpGet: {scheme: HTTP, host: %[4]s, port: 80, path: /metrics}}
-  rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s, strategy: None, metricRule: {name: %[5]s, value: %[6]d}}]
+  rules: [{name: hot, avoidanceThreshold: 2, restoreThreshold: 2, actionName: %[1]s, strategy: Enforce, metricRule: {name: %[5]s, value: %[6]d}}]
 `, e.name, annotations, s.label(), gaugeAddress, s.metric(), threshold))
 }
 

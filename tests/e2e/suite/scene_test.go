@@ -148,7 +148,7 @@ func (s *scene) action(name, spec string) {
 // rule is a NodeQOS with one rule, hot, that selects the scene's node.
 type rule struct {
 	action    string
-	strategy  string // None by default
+	strategy  string // Enforce by default
 	metric    string // the scene's own by default
 	threshold int    // the constant by default
 	labels    string // of the node, besides its name
@@ -158,7 +158,7 @@ type rule struct {
 func (s *scene) rule(name string, r rule) {
 	s.Helper()
 	if r.strategy == "" {
-		r.strategy = "None"
+		r.strategy = "Enforce"
 	}
 	if r.metric == "" {
 		r.metric = s.metric()

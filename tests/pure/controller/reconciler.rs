@@ -86,7 +86,7 @@ fn carry_out(cluster: &mut Cluster, edit: &Edit) {
             preview,
             replaced,
         } => {
-            let strategy = if preview { "Preview" } else { "None" };
+            let strategy = if preview { "Preview" } else { "Enforce" };
             let spec = node_qos(POOLS.get(pool).copied(), NAMES[action], value, strategy);
             let edit = if replaced {
                 Cluster::replace
@@ -405,7 +405,7 @@ fn a_rule_with_an_unknown_action_does_not_count_as_in_force() {
     let mut other = spec["rules"][0].clone();
     other["name"] = json!("other");
     other["actionName"] = json!("there-is-none");
-    other["strategy"] = json!("None");
+    other["strategy"] = json!("Enforce");
     spec["rules"].as_array_mut().unwrap().push(other);
     cluster.apply(Kind::NodeQos, "q", &spec);
     let (rules, strategy, message) = rules_in_force(&mut cluster);
@@ -467,7 +467,7 @@ fn evicting() -> Cluster {
     let batch =
         json!({"labelSelector": {"matchLabels": {"app": "batch"}}, "allowedActions": ["eviction"]});
     cluster.apply(Kind::PodQos, "batch", &batch);
-    for (name, strategy) in [("q", "None"), ("p", "Preview")] {
+    for (name, strategy) in [("q", "Enforce"), ("p", "Preview")] {
         cluster.apply(
             Kind::NodeQos,
             name,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 #[test]
 fn a_stricter_edit_goes_to_canaries_then_to_the_others_at_the_given_rate() {
     let mut cluster = ready(300);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     assert_eq!(cluster.settle(0), 3);
     cluster.settle(0);
     let reason = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
@@ -44,7 +44,7 @@ fn shown(cluster: &mut Cluster) -> Option<String> {
 fn the_status_says_how_long_an_edit_waits_for_its_canary() {
     let mut cluster = ready(20);
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     cluster.settle(0);
     cluster.settle(0);
     let events = cluster.reconciler.take_events();
@@ -77,7 +77,7 @@ fn an_edit_without_a_possible_canary_warns() {
         cluster.report(name, json!({}));
     }
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     cluster.settle(0);
     let events = cluster.reconciler.take_events();
     let waits = events.iter().find(|event| event.reason == "RolloutWaits");
@@ -87,7 +87,7 @@ fn an_edit_without_a_possible_canary_warns() {
 #[test]
 fn an_edit_whose_canaries_act_stops_until_it_is_edited_again() {
     let mut cluster = ready(20);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     cluster.settle(0);
     let canary = cluster
         .watermarks
@@ -148,12 +148,12 @@ fn enforcing_a_breached_preview_rule_stops_at_the_canary() {
         cluster.report(node, would(4100.0));
     }
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     cluster.settle(0);
     cluster.settle(0);
     let acting = |cluster: &Cluster| -> Vec<String> {
         let acting = cluster.watermarks.iter();
-        let acting = acting.filter(|(_, w)| w["spec"]["rules"][0]["strategy"] == "None");
+        let acting = acting.filter(|(_, w)| w["spec"]["rules"][0]["strategy"] == "Enforce");
         acting.map(|(name, _)| name.clone()).collect()
     };
     let canary = acting(&cluster);
@@ -179,7 +179,7 @@ fn a_preview_rule_that_breaches_during_a_rollout_does_not_stop_it() {
     cluster.finish();
     let mut second = spec["rules"][0].clone();
     second["name"] = json!("other");
-    second["strategy"] = json!("None");
+    second["strategy"] = json!("Enforce");
     spec["rules"].as_array_mut().unwrap().push(second);
     cluster.apply(Kind::NodeQos, "q", &spec);
     cluster.settle(0);
@@ -201,7 +201,7 @@ fn a_loosening_is_not_blocked_by_a_stopped_edit_of_another_policy() {
         &node_qos(None, "close", 5000, "Preview"),
     );
     cluster.settle(0);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     cluster.settle(0);
     assert_eq!(
         cluster
@@ -358,9 +358,9 @@ fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
     }
     let throttle = json!({"throttle": {"cpuThrottle": {}}});
     cluster.apply(Kind::AvoidanceAction, "throttle", &throttle);
-    let mut slow = node_qos(Some("b"), "throttle", 4000, "None");
+    let mut slow = node_qos(Some("b"), "throttle", 4000, "Enforce");
     slow["rules"][0]["avoidanceThreshold"] = json!(180);
-    let fast = node_qos(Some("a"), "throttle", 4000, "None");
+    let fast = node_qos(Some("a"), "throttle", 4000, "Enforce");
     cluster.apply(Kind::NodeQos, "fast", &fast);
     cluster.apply(Kind::NodeQos, "slow", &slow);
     cluster.finish();
@@ -385,7 +385,7 @@ fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
 #[test]
 fn objects_applied_together_share_their_canary() {
     let mut cluster = ready(50);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "None"));
+    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
     cluster.settle(0);
@@ -653,7 +653,7 @@ fn a_single_unavailable_new_node_does_not_block_an_edit() {
     cluster.apply(
         Kind::NodeQos,
         "q",
-        &node_qos(Some("a"), "close", 4000, "None"),
+        &node_qos(Some("a"), "close", 4000, "Enforce"),
     );
     cluster.finish();
     cluster.stop_agents(&["other".to_owned()]);
@@ -769,7 +769,7 @@ fn a_canary_that_loses_the_rule_by_a_label_change_proves_nothing() {
     cluster.apply(
         Kind::NodeQos,
         "q",
-        &node_qos(Some("a"), "close", 4000, "None"),
+        &node_qos(Some("a"), "close", 4000, "Enforce"),
     );
     cluster.settle(0);
     cluster.settle(0);

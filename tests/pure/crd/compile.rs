@@ -27,7 +27,7 @@ fn guide_throttle() -> Vec<Value> {
     });
     let rule = json!({
         "name": "cpu-usage", "avoidanceThreshold": 2, "restoredThreshold": 2,
-        "actionName": "throttle", "strategy": "None",
+        "actionName": "throttle", "strategy": "Enforce",
         "metricRule": {"name": "cpu_total_usage", "value": 6000},
     });
     let best_effort = json!({"operator": "In", "scopeName": "QOSClass", "values": ["BestEffort"]});

@@ -429,6 +429,17 @@ fn the_presets_of_the_chart_preview_or_act_conservatively() {
         assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
     }
 
+    let protect = compiled("charts/plimsoll/files/policies/protect.yaml", &[]);
+    let [rule] = protect.rules.as_slice() else {
+        panic!("{:?}", protect.rules)
+    };
+    assert_eq!(rule.strategy, Strategy::Enforce);
+    assert_eq!(rule.action.eviction, None);
+    assert_eq!(rule.action.scheduling, None);
+    assert!(rule.action.throttle.is_some_and(|it| it.idle));
+    assert_eq!(protect.pods.len(), 2);
+    assert!(protect.pods.iter().all(|it| it.standing.idle));
+
     let standing = compiled("charts/plimsoll/files/policies/standing.yaml", &[]);
     assert_eq!(standing.rules, []);
     assert!(standing.pods[0].standing.idle && standing.pods[0].labels.is_none());

@@ -466,7 +466,7 @@ fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
     let rule_status = |rule: &Rule| RuleStatus {
         id: rule.id.to_string(),
         metric: Some(rule.metric.to_string()),
-        strategy: "None".into(),
+        strategy: "Enforce".into(),
         state: "Breached".into(),
         value: Some(4321.5),
         threshold: rule.threshold,

@@ -284,7 +284,7 @@ pub fn evicting() -> Value {
 pub fn rule(id: &str, action: &str) -> Value {
     json!({
         "id": id, "metric": "cpu_total_usage", "watermark": 1000.0, "avoidanceThreshold": 1,
-        "restoreThreshold": 1, "sampleTTLSeconds": 60, "action": action, "strategy": "None",
+        "restoreThreshold": 1, "sampleTTLSeconds": 60, "action": action, "strategy": "Enforce",
     })
 }
 

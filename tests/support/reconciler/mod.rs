@@ -379,7 +379,7 @@ pub fn ready(nodes: usize) -> Cluster {
 
 pub fn breached(value: f64) -> Value {
     json!({
-        "rules": [{"id": "q/cpu", "strategy": "None", "state": "Breached", "value": value, "mark": 4000.0}],
+        "rules": [{"id": "q/cpu", "strategy": "Enforce", "state": "Breached", "value": value, "mark": 4000.0}],
         "scheduling": {"state": "NoSchedule"},
     })
 }

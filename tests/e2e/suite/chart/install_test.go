@@ -387,8 +387,22 @@ func (c cluster) presetChangesPolicies(t *testing.T) {
 	c.has("plimsoll-preview", "rolled back to the first revision")
 	notes := c.mustHelm("upgrade", "--set", "policies.preset=conservative")
 	c.has("plimsoll-conservative", "after another preset")
-	if !strings.Contains(notes, "The policies of preset conservative are installed") {
+	if !strings.Contains(notes, "The policies of preset conservative are installed") || !strings.Contains(notes, "--set policies.mode=Enforce") {
 		t.Errorf("unexpected notes of the release: %s", notes)
+	}
+	strategies := func() string {
+		return c.Kubectl("get", "nodeqoss,podqoss", "-o", `jsonpath={.items[*].spec.rules[*].strategy} {.items[*].metadata.annotations.plimsoll\.dev/strategy}`)
+	}
+	c.mustHelm("upgrade", "--set", "policies.preset=protect")
+	c.has("plimsoll-protect", "after another preset")
+	if found := strategies(); found != "Preview Preview Preview" {
+		t.Errorf("strategies of preset protect: %q", found)
+	}
+	if notes := c.mustHelm("upgrade", "--reset-then-reuse-values", "--set", "policies.mode=Enforce"); strings.Contains(notes, "only report") {
+		t.Errorf("unexpected notes of mode Enforce: %s", notes)
+	}
+	if found := strategies(); found != "Enforce " {
+		t.Errorf("strategies of preset protect in mode Enforce: %q", found)
 	}
 	c.mustHelm("upgrade", "--reset-values")
 	if found := c.Kubectl("get", "nodeqoss,podqoss,avoidanceactions", "-o", "name"); found != "" {

@@ -125,7 +125,7 @@ var rejected = []struct{ set, message string }{
 	{"agent.updateStrategy.type=OnDelete", "agent.updateStrategy: with type OnDelete an upgrade replaces no agent"},
 	{"monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "monitoring.podMonitor.enabled and monitoring.serviceMonitor.enabled are both true; everything would be scraped twice"},
 	{"image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"},
-	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'preview', 'standing', 'conservative'"},
+	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'protect', 'standing', 'conservative', 'preview'"},
 	{"placement.labels.enabled=false", "value must be 'placement.label'"},
 	{"placement.scheduler.replicas=0", "at '/placement/scheduler/replicas': minimum: got 0, want 1"},
 	{"placement.scheduler.image.digest=abc", "at '/placement/scheduler/image/digest': value must be 'a digest:"},

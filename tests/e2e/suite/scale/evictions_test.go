@@ -49,7 +49,7 @@ var evicts = []string{
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "PodQOS", "metadata": {"name": "victims", "annotations": {"plimsoll.dev/rollout": "immediate"}},
 		"spec": {"allowedActions": ["eviction"], "labelSelector": {"matchLabels": {"app": "victim"}}}}`,
 	`{"apiVersion": "ensurance.crane.io/v1alpha1", "kind": "NodeQOS", "metadata": {"name": "busy", "annotations": {"plimsoll.dev/rollout": "immediate"}},
-		"spec": {"selector": {}, "rules": [{"name": "cpu", "avoidanceThreshold": 1, "actionName": "move", "strategy": "None",
+		"spec": {"selector": {}, "rules": [{"name": "cpu", "avoidanceThreshold": 1, "actionName": "move", "strategy": "Enforce",
 		"metricRule": {"name": "cpu_total_usage", "value": 4000}}]}}`,
 }
 
