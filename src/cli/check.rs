@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
     /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
-    /// [{file, line, column, kind, name, path, severity, reason, message}], files, objects, skipped, errors, warnings, note, evictions: [{rule, strategy, evaluations}]}
+    /// [{file, line, column, kind, name, path, severity, reason, message}], notes: [the same], files, objects, skipped, errors, warnings, note, evictions: [{rule, strategy, evaluations}]}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
     /// CPUs of the node that the policies are for; thresholds are then checked against them

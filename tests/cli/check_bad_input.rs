@@ -252,6 +252,64 @@ fn a_field_that_is_not_enforced_is_a_warning() {
     assert_eq!(findings[0]["column"], 26);
 }
 
+/// A policy that acts, with this strategy, avoidance threshold, action and `PodQOS` spec.
+fn policy(strategy: &str, evaluations: u32, action: &str, pods: &str) -> String {
+    let head = "apiVersion: ensurance.crane.io/v1alpha1";
+    format!(
+        "---\n{head}\nkind: AvoidanceAction\nmetadata: {{name: act}}\nspec: {action}\n---\n{head}\nkind: NodeQOS\nmetadata: {{name: n}}\n\
+         spec:\n  rules:\n  - {{name: cpu, actionName: act, {strategy}avoidanceThreshold: {evaluations}, metricRule: {{name: \
+         cpu_total_utilization, value: 80}}}}\n---\n{head}\nkind: PodQOS\nmetadata: {{name: p}}\nspec: {pods}\n"
+    )
+}
+
+#[test]
+fn notes_say_what_would_protect_better_and_change_no_exit_status() {
+    let notes = |text: &str| -> Vec<String> {
+        let output = check(text, &["--output", "json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["findings"], serde_json::json!([]), "{text}");
+        assert_eq!(output.status.code(), Some(0));
+        let notes = report["notes"].as_array().into_iter().flatten();
+        let reason = |it: &Value| it["reason"].as_str().unwrap().to_owned();
+        notes.map(reason).collect()
+    };
+    let labelled = "{allowedActions: [act], labelSelector: {matchLabels: {workload: batch}}}";
+    let idle = "{throttle: {cpuThrottle: {idle: true}}}";
+    let enforce = "strategy: Enforce, ";
+    assert_eq!(
+        notes(&policy("", 3, idle, labelled)),
+        ["ActsOnAllNodes", "StrategyLeftOut"]
+    );
+    assert_eq!(notes(&policy(enforce, 3, idle, labelled)), ["ActsOnAllNodes"]);
+    assert_eq!(notes(&policy("strategy: None, ", 3, idle, labelled)), ["ActsOnAllNodes"]);
+    assert_eq!(notes(&policy("strategy: Preview, ", 3, idle, labelled)), [""; 0]);
+    let selective = policy(enforce, 3, idle, labelled).replace("  rules:", "  selector: {matchLabels: {pool: a}}\n  rules:");
+    assert_eq!(notes(&selective), [""; 0]);
+    let evicts = "{eviction: {}}";
+    assert_eq!(
+        notes(&policy(enforce, 1, evicts, labelled)),
+        ["ActsOnAllNodes", "EvictsAtOnce"]
+    );
+    assert_eq!(notes(&policy(enforce, 3, evicts, labelled)), ["ActsOnAllNodes"]);
+    let quotas = "{throttle: {cpuThrottle: {}}}";
+    assert_eq!(
+        notes(&policy(enforce, 3, quotas, labelled)),
+        ["ProtectsLittle", "ActsOnAllNodes"]
+    );
+    let best_effort = "{allowedActions: [act], scopeSelector: {matchExpressions: [{scopeName: QOSClass, operator: In, values: [BestEffort]}]}}";
+    assert_eq!(
+        notes(&policy(enforce, 3, idle, best_effort)),
+        ["ActsOnAllNodes", "ProtectsLittle"]
+    );
+    let text = check(&policy(enforce, 3, idle, labelled), &[]);
+    let (lines, summary) = [text.stdout, text.stderr].map(|it| String::from_utf8(it).unwrap()).into();
+    assert!(lines.starts_with("<stdin>:9:3: note: NodeQOS/n: spec: without a selector"), "{lines}");
+    assert!(
+        summary.contains("n/cpu: on all nodes, after 20s in which cpu_total_utilization is above 80 percent: puts pods of PodQOS p into the idle class"),
+        "{summary}"
+    );
+}
+
 #[test]
 fn text_output_has_one_line_per_finding() {
     let text = "apiVersion: ensurance.crane.io/v1alpha1\nkind: AvoidanceAction\nmetadata: {name: a}\nspec:\n  throttle:\n    cpuThrottle:\n      stepCPURatio: 0\n";

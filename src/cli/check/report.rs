@@ -26,6 +26,9 @@ quotas at once, because these kubelets would reject new pods; with --feature-gat
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Report<'a> {
     findings: Vec<Located<'a>>,
+    /// What would protect better.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<Located<'a>>,
     files: usize,
     objects: usize,
     skipped: usize,
@@ -111,6 +114,20 @@ struct Located<'a> {
     message: String,
 }
 
+impl<'a> Located<'a> {
+    fn of(finding: &Finding, (file, positions): (&'a str, &Positions)) -> Self {
+        Self {
+            file,
+            position: positions.of(&finding.path),
+            object: finding.object.clone(),
+            path: finding.path.clone(),
+            severity: finding.severity,
+            reason: finding.reason,
+            message: finding.message.clone(),
+        }
+    }
+}
+
 /// Files and positions of the objects of each name.
 type Locations<'a> = BTreeMap<ObjectRef, Vec<(&'a str, &'a Positions)>>;
 
@@ -149,7 +166,9 @@ impl<'a> Report<'a> {
         let compiled = compile(&objects, node);
         report.add_all_together(&compiled.findings, &locations);
         for note in &notes {
-            report.add_together(note, &locations);
+            if let Some(location) = locations.get(&note.object).and_then(|it| it.first()) {
+                report.notes.push(Located::of(note, *location));
+            }
         }
         let rules = compiled.policy.rules.iter();
         report.evictions = rules.filter_map(EarliestEviction::of).collect();
@@ -184,9 +203,10 @@ impl<'a> Report<'a> {
         self.locations.contains(object)
     }
 
-    /// One line per finding.
+    /// One line per finding, and per note.
     pub(in crate::cli) fn lines(&self) -> impl Iterator<Item = String> {
-        self.findings.iter().map(ToString::to_string)
+        let all = self.findings.iter().chain(&self.notes);
+        all.map(ToString::to_string)
     }
 
     fn add_parse_errors(&mut self, source: &'a Source) {
@@ -297,16 +317,8 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn add(&mut self, finding: &Finding, (file, positions): (&'a str, &Positions)) {
-        self.findings.push(Located {
-            file,
-            position: positions.of(&finding.path),
-            object: finding.object.clone(),
-            path: finding.path.clone(),
-            severity: finding.severity,
-            reason: finding.reason,
-            message: finding.message.clone(),
-        });
+    fn add(&mut self, finding: &Finding, location: (&'a str, &Positions)) {
+        self.findings.push(Located::of(finding, location));
     }
 
     /// Sorts the findings by position, and counts them.
@@ -322,6 +334,7 @@ impl<'a> Report<'a> {
             (file, found.position, found.severity)
         };
         self.findings.sort_by_key(location);
+        self.notes.sort_by_key(location);
         let count = |severity| {
             let found = self.findings.iter();
             found.filter(|found| found.severity == severity).count()
