@@ -83,6 +83,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         let lines = report.lines().map(|line| color::message(&line) + "\n");
         print_text(&lines.collect::<String>())?;
+        report.advice().for_each(print_error);
         print_error(report.summary());
         for sentence in report.sentences(args.evaluation.period) {
             print_error(sentence);

@@ -349,6 +349,7 @@ fn print(
     })?;
     let text = structured.unwrap_or_else(|| {
         report.lines().for_each(print_error);
+        report.advice().for_each(print_error);
         findings.0.iter().for_each(print_error);
         preview.to_string()
     });

@@ -46,7 +46,7 @@ pub fn advice(objects: &Objects) -> Vec<Finding> {
             notes.push(note(object, path.to_owned(), Reason::ProtectsLittle, BEST_EFFORT_ALONE));
         }
     }
-    notes
+    notes.into_iter().map(|it| objects.locate(it)).collect()
 }
 
 fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut Vec<Finding>) {
@@ -66,7 +66,7 @@ fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut
         if rule.strategy.is_none() {
             add(path.clone(), Reason::StrategyLeftOut, STRATEGY_LEFT_OUT);
         }
-        let action = objects.actions.get(&rule.action_name);
+        let action = objects.actions.get(rule.named_action());
         let evicts_only = |it: &AvoidanceActionSpec| it.eviction.is_some() && it.throttle.is_none();
         if action.is_some_and(evicts_only) && rule.avoidance_threshold.unwrap_or(1) == 1 {
             add(format!("{path}.avoidanceThreshold"), Reason::EvictsAtOnce, EVICTS_AT_ONCE);

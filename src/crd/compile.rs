@@ -28,6 +28,11 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     let mut findings = Findings(objects.findings().to_vec());
     let actions = action::compile_all(objects, &mut findings);
     let mut pods = pods::compile_all(objects, &actions, &mut findings);
+    // The pods of rules count on the nodes of the rules.
+    pods.retain(|it| {
+        let node_qos = objects.node_of(&it.name);
+        node_qos.is_none_or(|object| applies(object, node))
+    });
     limit::pods(&mut pods, &mut findings);
     let scope = Scope {
         objects,
@@ -54,11 +59,12 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     if !objects.is_for_every_node() {
         limit::rules(&mut rules, &mut findings);
     }
-    findings.0.sort();
-    findings.0.dedup();
+    let mut findings: Vec<Finding> = findings.0.into_iter().map(|it| objects.locate(it)).collect();
+    findings.sort();
+    findings.dedup();
     Compiled {
         policy: PolicySet { rules, pods },
-        findings: findings.0,
+        findings,
     }
 }
 

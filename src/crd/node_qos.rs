@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::avoidance_action::AvoidanceActionSpec;
 use super::common::LabelSelector;
+use super::pod_qos::ScopeSelector;
 use crate::engine::quantity::RawQuantity;
 
 /// Rules that take an action when a metric exceeds a threshold on a node.
@@ -201,6 +203,20 @@ pub struct HttpHeader {
     pub value: String,
 }
 
+/// The pods that a rule may act on, as in a `PodQOS`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RulePods {
+    /// The selector over the labels of pods. `{}` selects every pod. If `scopeSelector` is also set, both must match; if
+    /// neither is set, no pod is selected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "super::schema::label_selector")]
+    pub label_selector: Option<LabelSelector>,
+    /// The selector over the quality-of-service class, priority and namespace of pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope_selector: Option<ScopeSelector>,
+}
+
 /// A rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -211,6 +227,11 @@ pub struct HttpHeader {
     validation = Rule::new("!has(self.restoreValue) || !isQuantity(string(self.restoreValue)) || !isQuantity(string(self.metricRule.value)) || quantity(string(self.restoreValue)).compareTo(quantity(string(self.metricRule.value))) <= 0")
         .message("restoreValue is above metricRule.value; write a value at or below it, or remove restoreValue")
         .field_path(".restoreValue"),
+    validation = Rule::new("has(self.actionName) != has(self.action)")
+        .message("a rule has either actionName, the name of an AvoidanceAction, or action, which is the action itself"),
+    validation = Rule::new("!has(self.pods) || has(self.action)")
+        .message("pods is only for an action of the rule itself; write action instead of actionName, or a PodQOS that allows the AvoidanceAction")
+        .field_path(".pods"),
 )]
 pub struct NodeRule {
     /// The name of the rule, unique within the object: at most 63 lower-case letters, digits, `-` and `_`.
@@ -246,9 +267,16 @@ pub struct NodeRule {
             .message("restoreValue is not a quantity of 0 or more; write for example 3000, \"0.5\" or 4Gi"),
     )]
     pub restore_value: Option<RawQuantity>,
-    /// The name of the `AvoidanceAction`.
+    /// The name of the `AvoidanceAction`. A rule has either this or `action`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
-    pub action_name: String,
+    pub action_name: Option<String>,
+    /// The action itself, instead of the name of an `AvoidanceAction`. Its name is that of the object and of the rule: `NODEQOS/RULE`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action: Option<AvoidanceActionSpec>,
+    /// The pods that `action` may act on, in addition to those for which a `PodQOS` allows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<RulePods>,
     /// The strategy. `Enforce` (default; crane: `None`): the action is taken. `Preview`: the rule only reports what the action
     /// would do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -343,4 +371,11 @@ pub struct NodeQosStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
+}
+
+impl NodeRule {
+    /// The name of its `AvoidanceAction`.
+    pub(super) fn named_action(&self) -> &str {
+        self.action_name.as_deref().unwrap_or_default()
+    }
 }

@@ -220,7 +220,7 @@ pub struct WatermarkRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<WatermarkProbe>,
     /// The id, or else the name, of one of `spec.actions`.
-    #[schemars(length(max = 264))]
+    #[schemars(length(max = 328))]
     pub action: String,
     /// The strategy: `Enforce` (take the action) or `Preview` (only report).
     #[schemars(length(max = 32))]
@@ -281,10 +281,10 @@ pub struct WatermarkAction {
     /// The id that rules refer to. Only set during a rollout, if some rules already use an edited version of the action and
     /// others do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 264))]
+    #[schemars(length(max = 328))]
     pub id: Option<String>,
-    /// The name of the object.
-    #[schemars(length(max = 253))]
+    /// The name of the object, or of the rule that it is of: `NODEQOS/RULE`.
+    #[schemars(length(max = 317))]
     pub name: String,
     /// The minimum number of seconds that the action stays in force after the last breach.
     pub cool_down_seconds: i64,
@@ -341,8 +341,8 @@ pub struct WatermarkEviction {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WatermarkPodPolicy {
-    /// The name of the object.
-    #[schemars(length(max = 253))]
+    /// The name of the object, or of the rule that the pods are of: `NODEQOS/RULE`.
+    #[schemars(length(max = 317))]
     pub name: String,
     /// The requirements on the labels of pods; all must be met. An empty list matches every pod. Absent if there is no label
     /// selector.
@@ -357,7 +357,7 @@ pub struct WatermarkPodPolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
-        inner(length(max = 253)),
+        inner(length(max = 317)),
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub allowed: Vec<String>,

@@ -162,7 +162,7 @@ impl Objects {
         let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
         rules
             .iter()
-            .map(|(_, rule)| rule.action_name.as_str())
+            .map(|(_, rule)| rule.named_action())
             .collect()
     }
 
@@ -232,7 +232,7 @@ impl Objects {
         let problems = problems.into_iter().flatten();
         match policies.and_then(|mut policies| policies.pop()) {
             Some(Policy::Action(spec)) => drop(self.actions.insert(name, spec)),
-            Some(Policy::Node(rules)) => drop(self.nodes.insert(name, *rules)),
+            Some(Policy::Node(rules)) => self.insert_node(name, *rules),
             Some(Policy::Pods(spec)) => {
                 if values.iter().any(is_preview) {
                     self.previews.insert(name.clone());
@@ -250,6 +250,59 @@ impl Objects {
             follows: false,
         });
         self.findings.extend(invalid);
+    }
+}
+
+/// The action and the pods of a rule itself are those of an `AvoidanceAction` and a `PodQOS` with the rule's name, which no
+/// object can have.
+impl Objects {
+    fn insert_node(&mut self, name: String, mut node: NodeRules) {
+        for (_, rule) in &mut node.rules {
+            let Some(action) = rule.action.take() else {
+                continue;
+            };
+            let id = format!("{name}/{}", rule.name);
+            if let Some(pods) = rule.pods.take() {
+                let spec = PodQosSpec {
+                    label_selector: pods.label_selector,
+                    scope_selector: pods.scope_selector,
+                    allowed_actions: vec![id.clone()],
+                    ..PodQosSpec::default()
+                };
+                self.pods.insert(id.clone(), spec);
+            }
+            self.actions.insert(id.clone(), action);
+            rule.action_name = Some(id);
+        }
+        self.nodes.insert(name, node);
+    }
+
+    /// The `NodeQOS` with the rule whose own action or pods have this name.
+    pub(super) fn node_of(&self, name: &str) -> Option<&NodeRules> {
+        let (node_qos, _) = name.split_once('/')?;
+        self.nodes.get(node_qos)
+    }
+
+    /// A finding about a rule's own action or pods is one about the `NodeQOS`.
+    pub(super) fn locate(&self, mut finding: Finding) -> Finding {
+        let Some((node_qos, name)) = finding.object.name.split_once('/') else {
+            return finding;
+        };
+        let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
+        let index = rules.iter().find(|(_, rule)| rule.name == name);
+        let index = index.map_or(0, |(index, _)| *index);
+        let part = if finding.object.kind == Kind::PodQos.name() {
+            "pods"
+        } else {
+            "action"
+        };
+        let path = finding.path.strip_prefix("spec").unwrap_or("");
+        finding.path = format!("spec.rules[{index}].{part}{path}");
+        finding.object = ObjectRef {
+            kind: Kind::NodeQos.name().to_owned(),
+            name: node_qos.to_owned(),
+        };
+        finding
     }
 }
 

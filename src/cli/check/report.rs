@@ -203,10 +203,14 @@ impl<'a> Report<'a> {
         self.locations.contains(object)
     }
 
-    /// One line per finding, and per note.
+    /// One line per finding.
     pub(in crate::cli) fn lines(&self) -> impl Iterator<Item = String> {
-        let all = self.findings.iter().chain(&self.notes);
-        all.map(ToString::to_string)
+        self.findings.iter().map(ToString::to_string)
+    }
+
+    /// One line for each note on what would protect better.
+    pub(in crate::cli) fn advice(&self) -> impl Iterator<Item = String> {
+        self.notes.iter().map(ToString::to_string)
     }
 
     fn add_parse_errors(&mut self, source: &'a Source) {

@@ -64,10 +64,18 @@ fn steps(rule: &Rule, pods: &[PodPolicy]) -> Vec<String> {
             allowed.any(|allowed| allowed.permits(&action.name, kind))
         };
         let names = pods.iter().filter(allow).map(|it| it.name.as_str());
-        match named(names, MAX_NAMES) {
-            none if none.is_empty() => "no pods".to_owned(),
-            names => format!("pods of PodQOS {names}"),
+        let (own, others): (Vec<&str>, Vec<&str>) = names.partition(|it| it.contains('/'));
+        let mut parts = Vec::new();
+        if !own.is_empty() {
+            parts.push("its pods".to_owned());
         }
+        if !others.is_empty() {
+            parts.push(format!("pods of PodQOS {}", named(others, MAX_NAMES)));
+        }
+        if parts.is_empty() {
+            parts.push("no pods".to_owned());
+        }
+        parts.join(" and ")
     };
     let mut steps = Vec::new();
     if let Some(effect) = action.scheduling {

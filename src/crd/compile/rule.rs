@@ -150,19 +150,20 @@ impl RuleContext<'_> {
         path: &str,
         findings: &mut ObjectFindings<'_>,
     ) -> Option<Arc<crate::engine::policy::Action>> {
-        let action = self.scope.actions.get(rule.action_name.as_str());
+        let named = rule.named_action();
+        let action = self.scope.actions.get(named);
         if action.is_none() {
-            let name = quoted(&rule.action_name);
+            let name = quoted(named);
             let path = format!("{path}.actionName");
             let rejected = self.scope.objects.rejected(Kind::AvoidanceAction);
-            if rejected.contains(rule.action_name.as_str()) {
+            if rejected.contains(named) {
                 let message = format!(
                     "the AvoidanceAction {name} is invalid, so the rule is off; correct the action"
                 );
                 findings.following(Reason::UnknownAction, path, message);
             } else {
                 let actions = self.scope.actions.keys();
-                let near = words::nearest(&rule.action_name, actions.clone().copied());
+                let near = words::nearest(named, actions.clone().copied());
                 let fix = near.map_or_else(
                     || format!("write the name of one of {}", super::pods::list(actions)),
                     |near| format!("did you mean {near}?"),

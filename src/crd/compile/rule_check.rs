@@ -72,6 +72,15 @@ impl RuleCheck<'_, '_> {
         self.findings.warning(reason, path, message);
     }
 
+    /// Where the rule says what it does.
+    fn action_field(&self) -> &'static str {
+        if *self.rule.action.name == *self.rule.id.to_string() {
+            "action"
+        } else {
+            "actionName"
+        }
+    }
+
     fn metric(&mut self) {
         let metric = &self.rule.metric;
         if let Metric::ElasticCpuRequested = metric {
@@ -105,13 +114,13 @@ impl RuleCheck<'_, '_> {
         let (unable, fix) = (describe(kind), instead(metric, kind));
         if able.is_empty() && self.rule.action.scheduling.is_none() {
             let message = format!("{unable} does not lower \"{metric}\"; {fix}");
-            self.error(Reason::ActionDoesNotHelp, "actionName", message);
+            self.error(Reason::ActionDoesNotHelp, self.action_field(), message);
             return RuleVerdict::Off;
         }
         let message = format!(
             "{unable} does not lower \"{metric}\" and is skipped; the rest of the action is taken: {fix}"
         );
-        self.warning(Reason::ActionPartlyHelps, "actionName", message);
+        self.warning(Reason::ActionPartlyHelps, self.action_field(), message);
         RuleVerdict::On
     }
 
@@ -223,7 +232,7 @@ impl RuleCheck<'_, '_> {
         if kinds.is_empty() || kinds.iter().any(allowed) {
             return;
         }
-        let path = format!("{}.actionName", self.path);
+        let path = format!("{}.{}", self.path, self.action_field());
         let problem = format!(
             "no valid PodQOS allows the action \"{}\" on any pod, so the rule can act on no pod",
             action.name

@@ -334,8 +334,8 @@ pub struct WouldStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodPolicyStatus {
-    /// The name of the `PodQOS`.
-    #[schemars(length(max = 253))]
+    /// The name of the `PodQOS`, or of the rule that the pods are of.
+    #[schemars(length(max = 317))]
     pub name: String,
     /// The number of matched pods of this node.
     pub matched: i64,

@@ -68,6 +68,91 @@ fn the_throttle_policy_of_the_guide_compiles_to_one_rule() {
     );
 }
 
+/// The policy of the guide in one object, with a node selector.
+fn in_one_object() -> Value {
+    let [action, mut node, pods] = guide_throttle().try_into().unwrap();
+    let rule = &mut node["spec"]["rules"][0];
+    rule.as_object_mut().unwrap().remove("actionName");
+    rule["action"] = action["spec"].clone();
+    rule["pods"] = json!({"scopeSelector": pods["spec"]["scopeSelector"]});
+    node["spec"]["selector"] = json!({"matchLabels": {"pool": "a"}});
+    node
+}
+
+fn on_pool(values: Vec<Value>, pool: &str) -> Compiled {
+    let node = NodeFacts {
+        labels: [("pool".to_owned(), pool.to_owned())].into(),
+        ..NodeFacts::default()
+    };
+    compile(&Objects::from_values(values), &node)
+}
+
+#[test]
+fn the_action_and_the_pods_of_a_rule_are_as_those_of_other_objects() {
+    let one = on_pool(vec![in_one_object()], "a");
+    assert_eq!(one.findings, []);
+    let three = compiled(guide_throttle());
+    let (rule, expected) = (&one.policy.rules[0], &three.policy.rules[0]);
+    assert_eq!(rule.action.name, "watermark2/cpu-usage");
+    assert_eq!(rule.action.throttle, expected.action.throttle);
+    assert_eq!(rule.action.cool_down, expected.action.cool_down);
+    let [pods] = &one.policy.pods[..] else {
+        panic!("{:?}", one.policy.pods)
+    };
+    assert_eq!(pods.name, "watermark2/cpu-usage");
+    assert_eq!(pods.allowed, ["watermark2/cpu-usage"]);
+    assert_eq!(pods.scopes, three.policy.pods[0].scopes);
+    let elsewhere = on_pool(vec![in_one_object()], "b");
+    assert_eq!(elsewhere.policy, plimsoll::engine::policy::PolicySet::default());
+    // A PodQOS may allow it on more pods.
+    let more = json!({"allowedActions": ["watermark2/cpu-usage"], "labelSelector": {}});
+    let both = on_pool(vec![in_one_object(), object("PodQOS", "more", &more)], "a");
+    assert_eq!(both.findings, []);
+    assert_eq!(both.policy.pods.len(), 2);
+}
+
+#[test]
+fn what_is_wrong_with_the_action_or_the_pods_of_a_rule_is_found_there() {
+    let found = |edit: &dyn Fn(&mut Value)| -> Vec<(String, String, Reason)> {
+        let mut object = in_one_object();
+        edit(&mut object["spec"]["rules"][0]);
+        let findings = on_pool(vec![object], "a").findings.into_iter();
+        let place = |it: plimsoll::crd::Finding| (it.object.to_string(), it.path, it.reason);
+        findings.map(place).collect()
+    };
+    let at = |path: &str, reason| {
+        vec![("NodeQOS/watermark2".to_owned(), path.to_owned(), reason)]
+    };
+    let nothing = found(&|rule| rule["pods"] = json!({}));
+    assert!(
+        nothing.contains(&at("spec.rules[0].pods", Reason::SelectsNothing)[0]),
+        "{nothing:?}"
+    );
+    let invalid = found(&|rule| rule["action"]["throttle"]["cpuThrottle"]["stepCPURatio"] = json!(0));
+    let step = "spec.rules[0].action.throttle.cpuThrottle.stepCPURatio";
+    assert_eq!(invalid, at(step, Reason::Invalid));
+    let both = found(&|rule| rule["actionName"] = json!("throttle"));
+    assert_eq!(both, at("spec.rules[0]", Reason::Invalid));
+    let neither = found(&|rule| {
+        rule.as_object_mut().unwrap().remove("action");
+    });
+    assert!(
+        neither.iter().all(|(object, _, reason)| object == "NodeQOS/watermark2" && *reason == Reason::Invalid),
+        "{neither:?}"
+    );
+}
+
+#[test]
+fn a_strategy_may_have_cranes_name() {
+    let with = |strategy: &str| {
+        let mut objects = guide_throttle();
+        objects[1]["spec"]["rules"][0]["strategy"] = json!(strategy);
+        compiled(objects)
+    };
+    assert_eq!(with("None"), with("Enforce"));
+    assert_ne!(with("Preview"), with("Enforce"));
+}
+
 #[test]
 fn an_action_without_throttle_and_eviction_disables_scheduling() {
     let mut objects = guide_throttle();
