@@ -10,6 +10,7 @@ pub mod demo;
 pub mod doctor;
 mod duration;
 mod eviction_budgets;
+pub mod explain;
 pub mod explain_score;
 mod logging;
 mod man;
@@ -91,6 +92,8 @@ enum Command {
     Preview(preview::Args),
     /// Show the load of the nodes of a Kubernetes cluster, and which agents do not respond.
     Top(top::Args),
+    /// Say what policies may do to a pod of a Kubernetes cluster, and what they do to it now.
+    Explain(explain::Args),
     /// Show how loaded each node of a Kubernetes cluster is for a pod, and what schedulers see of it.
     ExplainScore(explain_score::Args),
     /// Show a figure of a node's load, as the controller knows it now or knew it some minutes ago.
@@ -109,6 +112,7 @@ enum Command {
     #[command(hide = true)]
     Metrics(metrics::Args),
     /// Print a completion script for a shell.
+    #[command(alias = "completion")]
     Completions(shell::CompletionsArgs),
     /// Print the manual page.
     Man(shell::ManArgs),
@@ -140,6 +144,7 @@ impl Cli {
             Command::Controller(args) => controller::run(&args),
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
+            Command::Explain(args) => explain::run(&args),
             Command::ExplainScore(args) => explain_score::run(&args),
             Command::Query(args) => query::run(&args),
             Command::Stop(args) => stop::stop(&args),

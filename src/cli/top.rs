@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt as _};
 use serde::Serialize;
 
+pub(super) use self::view::since;
 use self::view::{LoadSource, NodeRow, NodesScreen, Sort};
 use super::cluster_args::ClusterArgs;
 use super::output::{Output, TableOutput};

@@ -262,7 +262,7 @@ pub(super) fn heartbeat(agent: AgentState, age: Option<Duration>) -> String {
 }
 
 /// The elapsed time; zero if the node's clock is ahead.
-pub(super) fn since(then: Timestamp, now: Timestamp) -> Duration {
+pub(in crate::cli) fn since(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
