@@ -227,7 +227,7 @@ e2e-quick: test-binary ## Runs the cluster tests that need only one node, as CI 
 
 kubelet-newest: test-binary ## Runs the cluster tests of kubelets on v2, with kubelet 1.37 (ten minutes; the node is emulated)
 	@$(MAKE) -s cluster-build NODES=v2
-	@$(call QUICK_SUITE,v2,KubeletGoesOn,newest)
+	@export PLIMSOLL_E2E_PATIENCE=4; $(call QUICK_SUITE,v2,KubeletGoesOn,newest)
 
 scale fleet compare: EXTRAS = kwok
 scale: tools-cluster build ## Tests with simulated nodes: the cap, a bad edit that stops, 1000 nodes with 50 policies, 5000 polled endpoints, 5000 and 15 000 reporting agents (no root; 1.5 hours)
@@ -262,7 +262,7 @@ versions: tools-cluster ## Runs the tests of the API server on the other support
 
 kubelets: tools-cluster build cluster ## Tests throttled pods in the idle class with kubelets 1.33 to 1.37 and both cgroup drivers, on node v2 (needs root; builds each)
 	@for version in $(KUBELETS); do for driver in systemd cgroupfs; do \
-		echo "== kubelet $$version, $$driver driver"; export KUBELET=$$version CGROUP_DRIVER=$$driver NODES=v2; $(CLUSTER) build || exit; \
+		echo "== kubelet $$version, $$driver driver"; export KUBELET=$$version CGROUP_DRIVER=$$driver NODES=v2 PLIMSOLL_E2E_PATIENCE=4; $(CLUSTER) build || exit; \
 		PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -timeout 40m -v . -run 'KubeletGoesOn' || exit; \
 	done; done
 

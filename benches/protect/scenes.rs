@@ -158,7 +158,7 @@ impl Scene {
         };
         // The idle class holds up to 5 pods per CPU, BestEffort any number: docs/protection.md, "Weights add up".
         let must_hold = if per_cpu == 5 {
-            vec![Way::Idle, Way::BestEffort]
+            vec![Way::Standing, Way::BestEffort]
         } else {
             vec![Way::BestEffort]
         };
@@ -173,7 +173,8 @@ impl Scene {
             batch: batch.collect(),
             max_ratio: 1.3,
             must_hold,
-            length: Duration::from_secs(9),
+            // A rule's idle class comes after a second; the requests that waited are served by second 6.
+            length: Duration::from_secs(14),
             ..burst
         }
     }

@@ -269,7 +269,7 @@ fn the_heading_says_when_a_rule_evicts_at_the_earliest() {
     action["eviction"] = json!({});
     let text = text(action);
     assert!(
-        text.contains("1 evaluation above the threshold (10s); evicts 1m 50s later at the earliest; 2 to release"),
+        text.contains("3 evaluations above the threshold (30s); evicts 1m 50s later at the earliest; 2200m to release"),
         "{text}"
     );
 }

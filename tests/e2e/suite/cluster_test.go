@@ -4,11 +4,13 @@ package suite
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -98,6 +100,7 @@ func onNode(t testing.TB, node, script string) string {
 // eventually waits for a condition with a deadline.
 func eventually(t testing.TB, limit time.Duration, what string, condition func() error) {
 	t.Helper()
+	limit *= patience
 	start := time.Now()
 	for {
 		err := condition()
@@ -110,6 +113,15 @@ func eventually(t testing.TB, limit time.Duration, what string, condition func()
 		time.Sleep(100 * time.Millisecond)
 	}
 }
+
+// patience multiplies every limit of waiting: PLIMSOLL_E2E_PATIENCE, for clusters whose controllers run on an emulated node.
+var patience = func() time.Duration {
+	factor, err := strconv.Atoi(cmp.Or(os.Getenv("PLIMSOLL_E2E_PATIENCE"), "1"))
+	if err != nil || factor < 1 {
+		panic("PLIMSOLL_E2E_PATIENCE is not a number of 1 or more")
+	}
+	return time.Duration(factor)
+}()
 
 // always checks a condition for this long, and fails the test as soon as it is not met.
 func always(t testing.TB, length time.Duration, what string, condition func() error) {
