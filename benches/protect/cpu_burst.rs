@@ -97,8 +97,7 @@ pub fn measure(ground: &Ground, rounds: usize) -> BurstFigures {
         }
     }
     BurstFigures(measured.map(|(has, rounds)| {
-        let of =
-            |value: &dyn Fn(&Figures) -> f64| median(rounds.iter().map(|(it, _)| value(it)));
+        let of = |value: &dyn Fn(&Figures) -> f64| median(rounds.iter().map(|(it, _)| value(it)));
         Row {
             name: has.name(),
             p50: of(&|it| it.latency.p50_ms),
@@ -112,7 +111,13 @@ pub fn measure(ground: &Ground, rounds: usize) -> BurstFigures {
 fn round(ground: &Ground, has: Has) -> (Figures, f64) {
     let service = ScenePod {
         limit: (has != Has::NoLimit).then_some(LIMIT),
-        ..scenes::pod("service", QosClass::Burstable, LIMIT.0, SERVICE.threads, "service")
+        ..scenes::pod(
+            "service",
+            QosClass::Burstable,
+            LIMIT.0,
+            SERVICE.threads,
+            "service",
+        )
     };
     let scene = Scene {
         important: vec![service.clone()],

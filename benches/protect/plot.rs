@@ -48,7 +48,9 @@ pub fn draw(table: &str, scenes: &[Scene], path: &Path) {
     let mut top = 0;
     for row in rows {
         for (column, panel) in (0..).zip(row) {
-            let limit = scenes.iter().find(|scene| panel.title.eq_ignore_ascii_case(scene.name));
+            let limit = scenes
+                .iter()
+                .find(|scene| panel.title.eq_ignore_ascii_case(scene.name));
             let limit = limit.map_or(1.1, |scene| scene.max_ratio);
             draw_panel(panel, limit, &area, (column * WIDTH, top));
         }
@@ -76,7 +78,12 @@ fn read(table: &str) -> Vec<Panel> {
             && cells.len() == columns.len()
             && cells[0] != Way::Alone.name()
         {
-            let cell = |name: &str| columns.iter().position(|it| *it == name).map(|at| cells[at]);
+            let cell = |name: &str| {
+                columns
+                    .iter()
+                    .position(|it| *it == name)
+                    .map(|at| cells[at])
+            };
             panel.bars.push(Bar {
                 way: cells[0].to_owned(),
                 times_alone: cell("times alone").unwrap().parse().unwrap(),
@@ -113,7 +120,8 @@ fn draw_panel(panel: &Panel, limit: f64, area: &Area<'_>, (left, top): (i32, i32
     let write = |text: &str, (x, y): (i32, i32), size: i32, colour: RGBColor, side: HPos| {
         let style = ("sans-serif", size).into_font().color(&colour);
         let style = style.pos(Pos::new(side, VPos::Center));
-        area.draw(&Text::new(text, (left + x, top + y), style)).unwrap();
+        area.draw(&Text::new(text, (left + x, top + y), style))
+            .unwrap();
     };
     let fill = |from: (i32, i32), to: (i32, i32), style: ShapeStyle| {
         let corners = [from, to].map(|(x, y)| (left + x, top + y));

@@ -166,7 +166,10 @@ mod tests {
             let active = stop.active_part(policy)?;
             let ids = active.rules.iter().map(|rule| rule.id.to_string());
             let pods = active.pods.iter().filter(|it| it.standing.acts());
-            Some(ids.chain(pods.map(|it| it.name.clone())).collect::<Vec<_>>())
+            Some(
+                ids.chain(pods.map(|it| it.name.clone()))
+                    .collect::<Vec<_>>(),
+            )
         };
         let mut stop = EmergencyStop::default();
         assert_eq!(active(&stop, None), None, "no policy is known yet");
@@ -175,7 +178,10 @@ mod tests {
             ["q/act", "q/show", "act", "show"]
         );
         listed(&mut stop, Some(&json!({ANNOTATION: ""})));
-        assert_eq!(active(&stop, Some(&policy)).expect("some"), ["q/show", "show"]);
+        assert_eq!(
+            active(&stop, Some(&policy)).expect("some"),
+            ["q/show", "show"]
+        );
         assert_eq!(active(&stop, None).expect("none"), [""; 0]);
     }
 }

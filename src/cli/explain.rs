@@ -79,8 +79,8 @@ async fn explain(args: &PodArgs) -> anyhow::Result<String> {
     let namespace = namespace.unwrap_or_else(|| client.default_namespace());
     let name = &args.name;
     let pod = get::<k8s::Pod>(&client, Some(namespace), name).await;
-    let pod = pod
-        .map_err(|error| anyhow!("failed to read pod {namespace}/{name}: {}", error.message()))?;
+    let pod =
+        pod.map_err(|error| anyhow!("failed to read pod {namespace}/{name}: {}", error.message()))?;
     let facts = pod_facts(&PodObject::deserialize(&pod)?)
         .with_context(|| format!("failed to read pod {namespace}/{name}"))?;
     let policies = match Cluster::new(client.clone()).policies().await {
@@ -93,17 +93,12 @@ async fn explain(args: &PodArgs) -> anyhow::Result<String> {
         None => OnItsNode::default(),
     };
     let compiled = compile(&Objects::from_values(policies), &at.facts);
-    let explanation =
-        PodExplanation::new(&facts, node, &compiled.policy, at, clock::wall_time());
+    let explanation = PodExplanation::new(&facts, node, &compiled.policy, at, clock::wall_time());
     let structured = args.output.of(&explanation)?;
     Ok(structured.unwrap_or_else(|| explanation.to_string()))
 }
 
-async fn get<K>(
-    client: &Client,
-    namespace: Option<&str>,
-    name: &str,
-) -> Result<Value, CallError>
+async fn get<K>(client: &Client, namespace: Option<&str>, name: &str) -> Result<Value, CallError>
 where
     K: kube::Resource<DynamicType = ()>,
 {
@@ -130,7 +125,9 @@ async fn on_its_node(client: &Client, name: &str) -> anyhow::Result<OnItsNode> {
         Err(error) if error.code() == Some(404) => None,
         Err(error) => {
             let why = error.message();
-            notes.push(format!("what is done to it now is unknown: failed to read NodeWatermark {name}: {why}"));
+            notes.push(format!(
+                "what is done to it now is unknown: failed to read NodeWatermark {name}: {why}"
+            ));
             None
         }
     };

@@ -7,12 +7,10 @@ use super::objects::{Kind, NodeRules, Objects};
 use super::pod_qos::PodQosSpec;
 use crate::engine::policy::Strategy;
 
-const STRATEGY_LEFT_OUT: &str =
-    "strategy is left out, so the rule acts; write strategy: Enforce, or Preview to see first what it would do";
+const STRATEGY_LEFT_OUT: &str = "strategy is left out, so the rule acts; write strategy: Enforce, or Preview to see first what it would do";
 const ON_ALL_NODES: &str = "without a selector its rules act on all nodes, those of the control plane included; to leave these out, write selector: \
 {matchExpressions: [{key: node-role.kubernetes.io/control-plane, operator: DoesNotExist}]}";
-const EVICTS_AT_ONCE: &str =
-    "the action has no throttle, so the first evaluation above the threshold evicts; write 3 or more";
+const EVICTS_AT_ONCE: &str = "the action has no throttle, so the first evaluation above the threshold evicts; write 3 or more";
 const QUOTAS_ALONE: &str = "quota steps alone protect least of all ways that were measured; write idle: true, or a PodQOS with resourceQOS: {cpuQOS: \
 {cpuPriority: 7}} for these pods";
 const BEST_EFFORT_ALONE: &str = "the idle class of BestEffort pods only protects other BestEffort pods: Burstable and Guaranteed pods are ahead of them \
@@ -26,7 +24,10 @@ pub fn advice(objects: &Objects) -> Vec<Finding> {
     }
     let standing = objects.pods.values().any(is_idle);
     for (name, action) in &objects.actions {
-        let steps = action.throttle.as_ref().and_then(|it| it.cpu_throttle.as_ref());
+        let steps = action
+            .throttle
+            .as_ref()
+            .and_then(|it| it.cpu_throttle.as_ref());
         if steps.is_some_and(|it| it.idle != Some(true)) && !standing {
             let path = "spec.throttle.cpuThrottle".to_owned();
             let object = object(Kind::AvoidanceAction, name);
@@ -36,14 +37,23 @@ pub fn advice(objects: &Objects) -> Vec<Finding> {
     for (name, pods) in &objects.pods {
         let path = if is_idle(pods) {
             "spec.resourceQOS.cpuQOS.cpuPriority"
-        } else if pods.allowed_actions.iter().any(|it| gives_idle(objects, it)) {
+        } else if pods
+            .allowed_actions
+            .iter()
+            .any(|it| gives_idle(objects, it))
+        {
             "spec.allowedActions"
         } else {
             continue;
         };
         if selects_best_effort_only(pods) && objects.pods.values().all(selects_best_effort_only) {
             let object = object(Kind::PodQos, name);
-            notes.push(note(object, path.to_owned(), Reason::ProtectsLittle, BEST_EFFORT_ALONE));
+            notes.push(note(
+                object,
+                path.to_owned(),
+                Reason::ProtectsLittle,
+                BEST_EFFORT_ALONE,
+            ));
         }
     }
     notes.into_iter().map(|it| objects.locate(it)).collect()
@@ -69,7 +79,11 @@ fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut
         let action = objects.actions.get(rule.named_action());
         let evicts_only = |it: &AvoidanceActionSpec| it.eviction.is_some() && it.throttle.is_none();
         if action.is_some_and(evicts_only) && rule.avoidance_threshold.unwrap_or(1) == 1 {
-            add(format!("{path}.avoidanceThreshold"), Reason::EvictsAtOnce, EVICTS_AT_ONCE);
+            add(
+                format!("{path}.avoidanceThreshold"),
+                Reason::EvictsAtOnce,
+                EVICTS_AT_ONCE,
+            );
         }
     }
 }
@@ -97,15 +111,21 @@ fn is_idle(pods: &PodQosSpec) -> bool {
 }
 
 fn gives_idle(objects: &Objects, action: &str) -> bool {
-    let throttle = objects.actions.get(action).and_then(|it| it.throttle.as_ref());
+    let throttle = objects
+        .actions
+        .get(action)
+        .and_then(|it| it.throttle.as_ref());
     throttle
         .and_then(|it| it.cpu_throttle.as_ref())
         .is_some_and(|it| it.idle == Some(true))
 }
 
 fn selects_best_effort_only(pods: &PodQosSpec) -> bool {
-    let scopes = pods.scope_selector.iter().flat_map(|it| &it.match_expressions);
-    scopes.into_iter().any(|it| {
-        it.scope_name == "QOSClass" && it.operator == "In" && it.values == ["BestEffort"]
-    })
+    let scopes = pods
+        .scope_selector
+        .iter()
+        .flat_map(|it| &it.match_expressions);
+    scopes
+        .into_iter()
+        .any(|it| it.scope_name == "QOSClass" && it.operator == "In" && it.values == ["BestEffort"])
 }

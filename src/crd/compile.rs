@@ -59,7 +59,11 @@ pub fn compile(objects: &Objects, node: &NodeFacts) -> Compiled {
     if !objects.is_for_every_node() {
         limit::rules(&mut rules, &mut findings);
     }
-    let mut findings: Vec<Finding> = findings.0.into_iter().map(|it| objects.locate(it)).collect();
+    let mut findings: Vec<Finding> = findings
+        .0
+        .into_iter()
+        .map(|it| objects.locate(it))
+        .collect();
     findings.sort();
     findings.dedup();
     Compiled {

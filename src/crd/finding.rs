@@ -106,6 +106,7 @@ pub enum Reason {
     TooMany,
     /// A `PodQOS` names `kube-system`.
     SystemPods,
+    // Notes, which are reasons of no condition.
     /// A note: the rule does not say whether it acts.
     StrategyLeftOut,
     /// A note: the `NodeQOS` has no selector.

@@ -228,7 +228,8 @@ pub struct RulePods {
         .message("restoreValue is above metricRule.value; write a value at or below it, or remove restoreValue")
         .field_path(".restoreValue"),
     validation = Rule::new("has(self.actionName) != has(self.action)")
-        .message("a rule has either actionName, the name of an AvoidanceAction, or action, which is the action itself"),
+        .message("actionName is missing, or action is given as well; write either actionName, the name of an AvoidanceAction, or action, the action itself")
+        .field_path(".actionName"),
     validation = Rule::new("!has(self.pods) || has(self.action)")
         .message("pods is only for an action of the rule itself; write action instead of actionName, or a PodQOS that allows the AvoidanceAction")
         .field_path(".pods"),

@@ -160,10 +160,7 @@ impl Objects {
     /// The names of the actions of the rules of a `NodeQOS`.
     pub fn actions_named_by(&self, node_qos: &str) -> BTreeSet<&str> {
         let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
-        rules
-            .iter()
-            .map(|(_, rule)| rule.named_action())
-            .collect()
+        rules.iter().map(|(_, rule)| rule.named_action()).collect()
     }
 
     /// The set for a hypothetical node that every `NodeQOS` selects. The maximum number of rules of a node does not apply.

@@ -76,8 +76,7 @@ impl PolicySet {
     /// The part of it that only reports: what an emergency stop leaves.
     #[must_use]
     pub fn previews(mut self) -> Self {
-        self.rules
-            .retain(|rule| rule.strategy == Strategy::Preview);
+        self.rules.retain(|rule| rule.strategy == Strategy::Preview);
         for pods in &mut self.pods {
             if !pods.standing.preview {
                 pods.standing = Standing::default();

@@ -124,7 +124,13 @@ fn is_stopped(agent: &Agent) -> bool {
 
 /// Asserts that nothing happens during enough samples for several actions.
 fn does_nothing(agent: &Agent, holds: impl Fn() -> bool) {
-    let acted = || metric(agent, "plimsoll_agent_actions_total", r#"strategy="Enforce""#);
+    let acted = || {
+        metric(
+            agent,
+            "plimsoll_agent_actions_total",
+            r#"strategy="Enforce""#,
+        )
+    };
     let sampled = || metric(agent, "plimsoll_agent_tick_duration_seconds_count", "");
     let (before, started) = (acted(), sampled());
     agent.until("it samples on", || {

@@ -280,17 +280,30 @@ fn notes_say_what_would_protect_better_and_change_no_exit_status() {
         notes(&policy("", 3, idle, labelled)),
         ["ActsOnAllNodes", "StrategyLeftOut"]
     );
-    assert_eq!(notes(&policy(enforce, 3, idle, labelled)), ["ActsOnAllNodes"]);
-    assert_eq!(notes(&policy("strategy: None, ", 3, idle, labelled)), ["ActsOnAllNodes"]);
-    assert_eq!(notes(&policy("strategy: Preview, ", 3, idle, labelled)), [""; 0]);
-    let selective = policy(enforce, 3, idle, labelled).replace("  rules:", "  selector: {matchLabels: {pool: a}}\n  rules:");
+    assert_eq!(
+        notes(&policy(enforce, 3, idle, labelled)),
+        ["ActsOnAllNodes"]
+    );
+    assert_eq!(
+        notes(&policy("strategy: None, ", 3, idle, labelled)),
+        ["ActsOnAllNodes"]
+    );
+    assert_eq!(
+        notes(&policy("strategy: Preview, ", 3, idle, labelled)),
+        [""; 0]
+    );
+    let selective = policy(enforce, 3, idle, labelled)
+        .replace("  rules:", "  selector: {matchLabels: {pool: a}}\n  rules:");
     assert_eq!(notes(&selective), [""; 0]);
     let evicts = "{eviction: {}}";
     assert_eq!(
         notes(&policy(enforce, 1, evicts, labelled)),
         ["ActsOnAllNodes", "EvictsAtOnce"]
     );
-    assert_eq!(notes(&policy(enforce, 3, evicts, labelled)), ["ActsOnAllNodes"]);
+    assert_eq!(
+        notes(&policy(enforce, 3, evicts, labelled)),
+        ["ActsOnAllNodes"]
+    );
     let quotas = "{throttle: {cpuThrottle: {}}}";
     assert_eq!(
         notes(&policy(enforce, 3, quotas, labelled)),

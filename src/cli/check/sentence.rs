@@ -159,7 +159,7 @@ mod tests {
              batch-behind-services, best-effort-behind-services into the idle class, then lowers the CPU quota of pods of PodQOS \
              batch-behind-services, best-effort-behind-services step by step to 30 %. ACTS."
         );
-        let preview = services.replace("value: 5", "value: 5\n    strategy: Preview");
+        let preview = services.replace("strategy: Enforce", "strategy: Preview");
         let twice = preview.replace("avoidanceThreshold: 1", "avoidanceThreshold: 3");
         let [rule] = sentences(&twice, &["services"]).try_into().expect("one");
         assert!(

@@ -97,7 +97,9 @@ impl PodExplanation {
         let mut usage = usage.filter(|it| it.namespace == pod.namespace && it.name == pod.name);
         let mut notes = at.notes;
         if node.is_none() {
-            notes.push("it is on no node yet: plimsoll explain-score shows where it may go".to_owned());
+            notes.push(
+                "it is on no node yet: plimsoll explain-score shows where it may go".to_owned(),
+            );
         } else if reported.is_none() && notes.is_empty() {
             notes.push("no agent has reported from its node".to_owned());
         }
@@ -124,7 +126,11 @@ impl Matching {
         if standing.burst.0 > 0 {
             parts.push(format!("a burst of {} above its CPU limit", standing.burst));
         }
-        let preview = if standing.preview { " (Preview: only reported)" } else { "" };
+        let preview = if standing.preview {
+            " (Preview: only reported)"
+        } else {
+            ""
+        };
         Self {
             pod_qos: policy.name.clone(),
             allowed_actions: policy.allowed.clone(),
@@ -208,7 +214,9 @@ impl Now {
         let since = |rule: &str| {
             let known = rules.iter().find(|it| it.rule == rule);
             let known = known.and_then(|it| Some((it.state.as_ref()?, it.since.as_ref()?)));
-            known.map_or_else(String::new, |(state, since)| format!(", {state} for {since}"))
+            known.map_or_else(String::new, |(state, since)| {
+                format!(", {state} for {since}")
+            })
         };
         let mut lines = Vec::new();
         if let Some(it) = &self.throttled {
@@ -216,16 +224,28 @@ impl Now {
             let before = before.unwrap_or_else(|| "no limit".to_owned());
             let now = it.to_millicores.map_or_else(
                 || "in the idle class".to_owned(),
-                |quota| format!("at a CPU quota of {quota}m ({} %), before: {before}", it.ratio),
+                |quota| {
+                    format!(
+                        "at a CPU quota of {quota}m ({} %), before: {before}",
+                        it.ratio
+                    )
+                },
             );
             lines.push(format!("it is {now}, by {}{}", it.rule, since(&it.rule)));
         }
         if let Some(it) = &self.burst {
-            lines.push(format!("it may burst above its CPU limit by {}m", it.millicores));
+            lines.push(format!(
+                "it may burst above its CPU limit by {}m",
+                it.millicores
+            ));
         }
         for it in &self.would {
             let amount = it.how.as_deref().unwrap_or_default();
-            lines.push(format!("{} would {} it {amount} (Preview)", it.rule, it.what).trim_end().to_owned());
+            lines.push(
+                format!("{} would {} it {amount} (Preview)", it.rule, it.what)
+                    .trim_end()
+                    .to_owned(),
+            );
         }
         for it in &self.evictions {
             lines.push(format!("{} asked to evict it: {}", it.rule, it.outcome));
@@ -253,20 +273,31 @@ impl fmt::Display for PodExplanation {
         }
         writeln!(f, "\nMay be acted on")?;
         if self.protected {
-            writeln!(f, "  no: it is annotated plimsoll.dev/protected, or belongs to plimsoll; only a burst is given to it")?;
+            writeln!(
+                f,
+                "  no: it is annotated plimsoll.dev/protected, or belongs to plimsoll; only a burst is given to it"
+            )?;
         } else if self.policies.is_empty() {
             writeln!(f, "  no: no PodQOS matches it")?;
         } else if self.rules.is_empty() {
             writeln!(f, "  not by any rule of its node")?;
         }
         for rule in &self.rules {
-            let preview = if rule.strategy == Strategy::Preview { " (Preview: only reports)" } else { "" };
+            let preview = if rule.strategy == Strategy::Preview {
+                " (Preview: only reports)"
+            } else {
+                ""
+            };
             writeln!(f, "  {} may {}{preview}", rule.rule, rule.may.join(", "))?;
         }
         for policy in &self.policies {
             let standing = policy.standing.as_deref();
             if let Some(standing) = standing {
-                writeln!(f, "  PodQOS {} gives it {standing}, at all times", policy.pod_qos)?;
+                writeln!(
+                    f,
+                    "  PodQOS {} gives it {standing}, at all times",
+                    policy.pod_qos
+                )?;
             }
         }
         if !self.policies.is_empty() {
@@ -275,8 +306,14 @@ impl fmt::Display for PodExplanation {
         }
         if !self.protected && !self.policies.is_empty() {
             let (namespace, name) = self.pod.split_once('/').unwrap_or_default();
-            writeln!(f, "\nTo exempt it\n  kubectl annotate pod -n {namespace} {name} plimsoll.dev/protected=true")?;
-            writeln!(f, "  (better in its workload's template, so that its successors have it)")?;
+            writeln!(
+                f,
+                "\nTo exempt it\n  kubectl annotate pod -n {namespace} {name} plimsoll.dev/protected=true"
+            )?;
+            writeln!(
+                f,
+                "  (better in its workload's template, so that its successors have it)"
+            )?;
         }
         Ok(())
     }

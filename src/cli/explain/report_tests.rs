@@ -54,9 +54,18 @@ fn a_throttled_pod_has_its_rule_its_quota_and_a_way_out() {
         text.contains("it is at a CPU quota of 600m (60 %), before: 1000m, by services/services-wait, Breached for 2m 30s"),
         "{text}"
     );
-    assert!(text.contains("services/services-wait may throttle its CPU"), "{text}");
-    assert!(text.contains("PodQOS standing gives it the idle class, at all times"), "{text}");
-    assert!(text.contains("kubectl annotate pod -n shop web plimsoll.dev/protected=true"), "{text}");
+    assert!(
+        text.contains("services/services-wait may throttle its CPU"),
+        "{text}"
+    );
+    assert!(
+        text.contains("PodQOS standing gives it the idle class, at all times"),
+        "{text}"
+    );
+    assert!(
+        text.contains("kubectl annotate pod -n shop web plimsoll.dev/protected=true"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -66,8 +75,14 @@ fn a_pod_without_a_policy_and_a_protected_one_are_not_acted_on() {
     assert!(text.contains("no: no PodQOS matches it"), "{text}");
     assert!(!text.contains("annotate"), "{text}");
     let annotations = json!({"plimsoll.dev/protected": "true"});
-    let text = explained(&pod(&json!({"workload": "batch"}), &annotations), &json!({}));
-    assert!(text.contains("no: it is annotated plimsoll.dev/protected"), "{text}");
+    let text = explained(
+        &pod(&json!({"workload": "batch"}), &annotations),
+        &json!({}),
+    );
+    assert!(
+        text.contains("no: it is annotated plimsoll.dev/protected"),
+        "{text}"
+    );
     assert!(!text.contains("the idle class"), "{text}");
 }
 
@@ -77,6 +92,9 @@ fn without_a_report_what_is_done_is_unknown() {
     let now: Timestamp = "2026-01-01T00:10:00Z".parse().expect("a time");
     let at = OnItsNode::default();
     let text = PodExplanation::new(&pod, Some("a".to_owned()), &policy(), at, now).to_string();
-    assert!(text.contains("no agent has reported from its node"), "{text}");
+    assert!(
+        text.contains("no agent has reported from its node"),
+        "{text}"
+    );
     assert!(!text.contains("nothing is done"), "{text}");
 }

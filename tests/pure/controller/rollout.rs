@@ -9,7 +9,11 @@ use serde_json::{Value, json};
 #[test]
 fn a_stricter_edit_goes_to_canaries_then_to_the_others_at_the_given_rate() {
     let mut cluster = ready(300);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     assert_eq!(cluster.settle(0), 3);
     cluster.settle(0);
     let reason = cluster.condition(Kind::NodeQos, "q", "RolledOut").unwrap();
@@ -44,7 +48,11 @@ fn shown(cluster: &mut Cluster) -> Option<String> {
 fn the_status_says_how_long_an_edit_waits_for_its_canary() {
     let mut cluster = ready(20);
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     cluster.settle(0);
     cluster.settle(0);
     let events = cluster.reconciler.take_events();
@@ -77,7 +85,11 @@ fn an_edit_without_a_possible_canary_warns() {
         cluster.report(name, json!({}));
     }
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     cluster.settle(0);
     let events = cluster.reconciler.take_events();
     let waits = events.iter().find(|event| event.reason == "RolloutWaits");
@@ -87,7 +99,11 @@ fn an_edit_without_a_possible_canary_warns() {
 #[test]
 fn an_edit_whose_canaries_act_stops_until_it_is_edited_again() {
     let mut cluster = ready(20);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     cluster.settle(0);
     let canary = cluster
         .watermarks
@@ -148,7 +164,11 @@ fn enforcing_a_breached_preview_rule_stops_at_the_canary() {
         cluster.report(node, would(4100.0));
     }
     cluster.reconciler.take_events();
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     cluster.settle(0);
     cluster.settle(0);
     let acting = |cluster: &Cluster| -> Vec<String> {
@@ -201,7 +221,11 @@ fn a_loosening_is_not_blocked_by_a_stopped_edit_of_another_policy() {
         &node_qos(None, "close", 5000, "Preview"),
     );
     cluster.settle(0);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     cluster.settle(0);
     assert_eq!(
         cluster
@@ -385,7 +409,11 @@ fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
 #[test]
 fn objects_applied_together_share_their_canary() {
     let mut cluster = ready(50);
-    cluster.apply(Kind::NodeQos, "q", &node_qos(None, "close", 4000, "Enforce"));
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Enforce"),
+    );
     let pods = json!({"labelSelector": {}, "allowedActions": ["throttle"]});
     cluster.apply(Kind::PodQos, "everything", &pods);
     cluster.settle(0);

@@ -103,7 +103,10 @@ fn the_action_and_the_pods_of_a_rule_are_as_those_of_other_objects() {
     assert_eq!(pods.allowed, ["watermark2/cpu-usage"]);
     assert_eq!(pods.scopes, three.policy.pods[0].scopes);
     let elsewhere = on_pool(vec![in_one_object()], "b");
-    assert_eq!(elsewhere.policy, plimsoll::engine::policy::PolicySet::default());
+    assert_eq!(
+        elsewhere.policy,
+        plimsoll::engine::policy::PolicySet::default()
+    );
     // A PodQOS may allow it on more pods.
     let more = json!({"allowedActions": ["watermark2/cpu-usage"], "labelSelector": {}});
     let both = on_pool(vec![in_one_object(), object("PodQOS", "more", &more)], "a");
@@ -120,19 +123,18 @@ fn what_is_wrong_with_the_action_or_the_pods_of_a_rule_is_found_there() {
         let place = |it: plimsoll::crd::Finding| (it.object.to_string(), it.path, it.reason);
         findings.map(place).collect()
     };
-    let at = |path: &str, reason| {
-        vec![("NodeQOS/watermark2".to_owned(), path.to_owned(), reason)]
-    };
+    let at = |path: &str, reason| vec![("NodeQOS/watermark2".to_owned(), path.to_owned(), reason)];
     let nothing = found(&|rule| rule["pods"] = json!({}));
     assert!(
         nothing.contains(&at("spec.rules[0].pods", Reason::SelectsNothing)[0]),
         "{nothing:?}"
     );
-    let invalid = found(&|rule| rule["action"]["throttle"]["cpuThrottle"]["stepCPURatio"] = json!(0));
+    let invalid =
+        found(&|rule| rule["action"]["throttle"]["cpuThrottle"]["stepCPURatio"] = json!(0));
     let step = "spec.rules[0].action.throttle.cpuThrottle.stepCPURatio";
     assert_eq!(invalid, at(step, Reason::Invalid));
     let both = found(&|rule| rule["actionName"] = json!("throttle"));
-    assert_eq!(both, at("spec.rules[0]", Reason::Invalid));
+    assert_eq!(both, at("spec.rules[0].actionName", Reason::Invalid));
     let neither = found(&|rule| {
         rule.as_object_mut().unwrap().remove("action");
     });
