@@ -25,7 +25,7 @@ const SERVICE: Service = Service {
     threads: 2,
     rate: 25,
     work: Duration::from_millis(10),
-    request_timeout: Duration::from_millis(1000),
+    request_timeout: Duration::from_secs(1),
     first_of_chain: false,
 };
 const SETTLE: Duration = Duration::from_secs(3);

@@ -20,7 +20,7 @@ mod scenes;
 mod ways;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use plimsoll::demo::leftovers;
@@ -44,6 +44,16 @@ fn names(list: &str, scene: &str) -> bool {
     })
 }
 
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
+}
+
+/// Draws the plot of the page's table.
+fn redraw() {
+    let page = fs::read_to_string(docs().join("protection.md")).unwrap();
+    plot::draw(&page, &Scene::all(1), &docs().join("protection.svg"));
+}
+
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|arg| arg == flag);
     let assert = has("--assert");
@@ -52,10 +62,8 @@ fn main() -> ExitCode {
         println!("figures of a busy machine are not written: leave out --any-load");
         return ExitCode::FAILURE;
     }
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     if has("--draw") {
-        let page = fs::read_to_string(docs.join("protection.md")).unwrap();
-        plot::draw(&page, &Scene::all(1), &docs.join("protection.svg"));
+        redraw();
         return ExitCode::SUCCESS;
     }
     let Ok(hierarchy) = Hierarchy::detect(Path::new("/proc"), None) else {
@@ -102,6 +110,7 @@ fn main() -> ExitCode {
     );
     println!("raw: {}", raw.display());
     if has("--write") {
+        let docs = docs();
         report::renew(&docs.join("protection.md"), &table);
         fs::copy(raw.join("protection.svg"), docs.join("protection.svg")).unwrap();
     }

@@ -5,6 +5,7 @@ use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
 use super::objects::{Kind, NodeRules, Objects};
 use super::pod_qos::PodQosSpec;
+use super::resource_qos::ResourceQos;
 use crate::engine::policy::Strategy;
 
 const STRATEGY_LEFT_OUT: &str = "strategy is left out, so the rule acts; write strategy: Enforce, or Preview to see first what it would do";
@@ -107,7 +108,7 @@ fn note(object: ObjectRef, path: String, reason: Reason, message: &str) -> Findi
 }
 
 fn is_idle(pods: &PodQosSpec) -> bool {
-    pods.resource_qos.as_ref().is_some_and(|qos| qos.is_idle())
+    pods.resource_qos.as_ref().is_some_and(ResourceQos::is_idle)
 }
 
 fn gives_idle(objects: &Objects, action: &str) -> bool {

@@ -256,7 +256,7 @@ fn a_field_that_is_not_enforced_is_a_warning() {
 fn policy(strategy: &str, evaluations: u32, action: &str, pods: &str) -> String {
     let head = "apiVersion: ensurance.crane.io/v1alpha1";
     format!(
-        "---\n{head}\nkind: AvoidanceAction\nmetadata: {{name: act}}\nspec: {action}\n---\n{head}\nkind: NodeQOS\nmetadata: {{name: n}}\n\
+        "---\n{head}\nkind: AvoidanceAction\nmetadata: {{name: act}}\nspec: {action}\n---\n{head}\nkind: NodeQOS\nmetadata: {{name: node}}\n\
          spec:\n  rules:\n  - {{name: cpu, actionName: act, {strategy}avoidanceThreshold: {evaluations}, metricRule: {{name: \
          cpu_total_utilization, value: 80}}}}\n---\n{head}\nkind: PodQOS\nmetadata: {{name: p}}\nspec: {pods}\n"
     )
@@ -318,11 +318,11 @@ fn notes_say_what_would_protect_better_and_change_no_exit_status() {
     assert_eq!(output.stdout, b"");
     let summary = String::from_utf8(output.stderr).unwrap();
     assert!(
-        summary.contains(": note: NodeQOS/n: spec: without a selector"),
+        summary.contains(": note: NodeQOS/node: spec: without a selector"),
         "{summary}"
     );
     assert!(
-        summary.contains("n/cpu: on all nodes, after 20s in which cpu_total_utilization is above 80 percent: puts pods of PodQOS p into the idle class"),
+        summary.contains("node/cpu: on all nodes, after 20s in which cpu_total_utilization is above 80 percent: puts pods of PodQOS p into the idle class"),
         "{summary}"
     );
 }

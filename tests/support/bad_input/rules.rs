@@ -54,7 +54,7 @@ pub fn rules() -> Vec<Case> {
             "unknown strategy",
             with("strategy: Dry"),
             "spec.rules[0].strategy",
-            "write one of None, Preview",
+            "write one of Enforce, Preview",
         ),
         (
             "unknown field",
