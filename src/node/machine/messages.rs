@@ -225,7 +225,7 @@ impl fmt::Display for NoticeKind {
                     count(*pods, "pod")
                 )?;
                 if *rules == 0 {
-                    f.write_str(": nothing is done, since no rule is in force")?;
+                    f.write_str(": no rule is in force")?;
                 }
                 match adopted {
                     0 => Ok(()),

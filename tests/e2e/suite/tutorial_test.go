@@ -9,9 +9,9 @@ import (
 	"plimsoll.dev/suite/pages"
 )
 
-// TestTutorialThrottlesAPodAndRestoresIt runs every command of docs/first-policy.md, with an image that is on the nodes. It locks all nodes,
+// TestTutorialHoldsAPodInTheIdleClassAndRestoresIt runs every command of docs/first-policy.md, with an image that is on the nodes. It locks all nodes,
 // because its rule applies to each.
-func TestTutorialThrottlesAPodAndRestoresIt(t *testing.T) {
+func TestTutorialHoldsAPodInTheIdleClassAndRestoresIt(t *testing.T) {
 	t.Parallel()
 	needShell(t)
 	if !*long {
@@ -28,9 +28,9 @@ func TestTutorialThrottlesAPodAndRestoresIt(t *testing.T) {
 	for _, step := range []struct{ heading, expected string }{
 		{"A batch pod", "batch-"},
 		{"A policy", "0 errors and 0 warnings"},
-		{"What would it do?", "throttle 100 % -> 80 %"},
-		{"Apply it as a Preview", "WouldThrottle"},
-		{"Enforce it", "PodThrottled"},
+		{"What would it do?", "idle class at all times: 1 pod (tutorial/batch-"},
+		{"Apply it as a Preview", "WouldSetIdleClass"},
+		{"Enforce it", "IdleClassSet"},
 		{"Remove it", `namespace "tutorial" deleted`},
 	} {
 		if out := page.Run(t, step.heading); !strings.Contains(out, step.expected) {
