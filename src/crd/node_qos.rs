@@ -4,6 +4,8 @@
     reason = "the printer columns share their types"
 )]
 
+use std::collections::BTreeMap;
+
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::avoidance_action::AvoidanceActionSpec;
 use super::common::LabelSelector;
-use super::pod_qos::ScopeSelector;
+use super::pod_qos::{PodQosSpec, ScopeExpression, ScopeSelector};
 use crate::engine::quantity::RawQuantity;
 
 /// Rules that take an action when a metric exceeds a threshold on a node.
@@ -203,18 +205,54 @@ pub struct HttpHeader {
     pub value: String,
 }
 
-/// The pods that a rule may act on, as in a `PodQOS`.
+/// The pods that a rule may act on: all that is given must match, and without anything no pod does. A `PodQOS` can say more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RulePods {
-    /// The selector over the labels of pods. `{}` selects every pod. If `scopeSelector` is also set, both must match; if
-    /// neither is set, no pod is selected.
+    /// The labels that a pod has, at most 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "super::schema::label_selector")]
-    pub label_selector: Option<LabelSelector>,
-    /// The selector over the quality-of-service class, priority and namespace of pods.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scope_selector: Option<ScopeSelector>,
+    #[schemars(schema_with = "super::schema::few_labels")]
+    pub match_labels: Option<BTreeMap<String, String>>,
+    /// The classes: `BestEffort`, `Burstable`, `Guaranteed`.
+    #[serde(rename = "qosClasses", default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 3),
+        inner(extend("enum" = ["BestEffort", "Burstable", "Guaranteed"])),
+        extend("x-kubernetes-list-type" = "set")
+    )]
+    pub qos_classes: Vec<String>,
+    /// The namespaces.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub namespaces: Vec<String>,
+}
+
+impl RulePods {
+    /// The `PodQOS` that allows this action on these pods.
+    pub(super) fn into_pod_qos(self, action: String) -> PodQosSpec {
+        let is_in = |name: &str, values: Vec<String>| {
+            (!values.is_empty()).then(|| ScopeExpression {
+                scope_name: name.to_owned(),
+                operator: "In".to_owned(),
+                values,
+            })
+        };
+        let scopes = [
+            is_in("QOSClass", self.qos_classes),
+            is_in("Namespace", self.namespaces),
+        ];
+        let match_expressions: Vec<_> = scopes.into_iter().flatten().collect();
+        PodQosSpec {
+            label_selector: self.match_labels.map(|labels| LabelSelector {
+                match_labels: Some(labels),
+                ..LabelSelector::default()
+            }),
+            scope_selector: (!match_expressions.is_empty())
+                .then_some(ScopeSelector { match_expressions }),
+            allowed_actions: vec![action],
+            ..PodQosSpec::default()
+        }
+    }
 }
 
 /// A rule.

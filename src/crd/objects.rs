@@ -260,13 +260,7 @@ impl Objects {
             };
             let id = format!("{name}/{}", rule.name);
             if let Some(pods) = rule.pods.take() {
-                let spec = PodQosSpec {
-                    label_selector: pods.label_selector,
-                    scope_selector: pods.scope_selector,
-                    allowed_actions: vec![id.clone()],
-                    ..PodQosSpec::default()
-                };
-                self.pods.insert(id.clone(), spec);
+                self.pods.insert(id.clone(), pods.into_pod_qos(id.clone()));
             }
             self.actions.insert(id.clone(), action);
             rule.action_name = Some(id);

@@ -164,6 +164,27 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
+/// Labels that a pod has. Only a few: an API server adds up the costs of the checks of all rules of an object.
+pub(super) fn few_labels(_: &mut SchemaGenerator) -> Schema {
+    let rules = [
+        (
+            format!("self.all(k, k.matches('{LABEL_KEY}'))"),
+            "matchLabels has a key that is not a valid label key; write for example app, or example.com/tier",
+        ),
+        (
+            format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
+            "matchLabels has a value that is not a valid label value; write at most 63 letters, digits, '-', '_' and '.'",
+        ),
+    ];
+    let rules = rules.map(|(rule, message)| json!({"rule": rule, "message": message}));
+    json_schema!({
+        "type": "object",
+        "maxProperties": 8,
+        "additionalProperties": {"type": "string", "maxLength": 63},
+        "x-kubernetes-validations": rules,
+    })
+}
+
 /// The schema of a whole object of a kind, including metadata, for [`super::validate`].
 pub(super) fn object_schema(kind: Kind) -> Value {
     let definition = match kind {

@@ -70,11 +70,11 @@ fn the_throttle_policy_of_the_guide_compiles_to_one_rule() {
 
 /// The policy of the guide in one object, with a node selector.
 fn in_one_object() -> Value {
-    let [action, mut node, pods] = guide_throttle().try_into().unwrap();
+    let [action, mut node, _] = guide_throttle().try_into().unwrap();
     let rule = &mut node["spec"]["rules"][0];
     rule.as_object_mut().unwrap().remove("actionName");
     rule["action"] = action["spec"].clone();
-    rule["pods"] = json!({"scopeSelector": pods["spec"]["scopeSelector"]});
+    rule["pods"] = json!({"qosClasses": ["BestEffort"]});
     node["spec"]["selector"] = json!({"matchLabels": {"pool": "a"}});
     node
 }
