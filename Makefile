@@ -68,14 +68,14 @@ test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@$(PHASE) kernel-v2 $(MAKE) -s guest
 	@# The tests on the cluster wait most of their time.
 	@$(PHASE) cluster $(MAKE) -s -j2 chart e2e-quick NODES=$(NODE)
-	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make kubelet-newest (kubelet 1.37 on cgroup v2); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
+	@echo "make test does not run: make e2e (all scenes on a cluster of two nodes, takes an hour); make e2e-long (also the slow scenes, and the release image); make dashboard (dashboard and alerts in Prometheus); make helm4 (the chart with Helm 4); make cluster-smoke (the test cluster itself, and make try); make fuzz (each parser under a fuzzer); make scale (thousands of nodes); make ip-families (IPv6 only, and dual-stack); make compare (comparison with metrics-server); make clients (other clients of the API); make kubelet-newest (kubelet 1.37 on cgroup v2); make versions (other versions of Kubernetes); make schedulers (placement by real kube-schedulers); make consumers (Trimaran's plugins and the descheduler); make bench (the figures in docs/internals/benchmarks.md); make protect, make protect-v2 and make mixes (whether important pods stay fast); make simulate (schedulers compared); make image-check (builds the image twice and compares); make arm64 (the pure tests on arm64); make release-check (a release, from a registry)"
 	@echo; echo "phase  seconds  CPUs busy"; cat target/phases
 
 watch: tools-build ## Runs tests again when a source file changes: make watch TEST="--test pure engine::throttle"
 	@command -v entr >/dev/null || apt-get install -y -qq entr
 	@find src tests -name '*.rs' | entr -c $(CARGO_TEST) $(TEST)
 
-bench: tools-build ## Runs the benchmarks of docs/benchmarks.md with their baselines, and fails if one exceeds its limit (needs root and an idle machine)
+bench: tools-build ## Runs the benchmarks of docs/internals/benchmarks.md with their baselines, and fails if one exceeds its limit (needs root and an idle machine)
 	cargo bench --no-fail-fast --target $(TARGET) --bench '[!p]*' -- --assert
 
 protect: tools-protect ## Measures how far important pods are protected, each way beside the others, and renews docs/protection.md; fails if a bar is missed (needs root and an idle machine; installs redis; 40 minutes)
@@ -87,7 +87,7 @@ protect-v2: tools ## The same on cgroup v2, in a qemu guest: emulated, so that o
 		tests/guest/run.sh "$$(ls -t target/$(TARGET)/release/deps/protect-* | grep -v '\.d$$' | head -1)" $(BINARY)
 
 # Without the release's link-time optimisation, which would take longer than the simulation; the result is the same.
-simulate: tools-build ## Compares schedulers by simulation and renews docs/scheduling-comparison.md (some minutes)
+simulate: tools-build ## Compares schedulers by simulation and renews docs/internals/scheduling-comparison.md (some minutes)
 	cargo bench --target $(TARGET) --profile dev --config 'profile.dev.package.plimsoll.opt-level=3' --bench placement -- --write
 
 fuzz: FOR := 10s
@@ -112,7 +112,7 @@ chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, reje
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./gitops ./pages ./plugin ./stamp
 
-lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, workflows, links of the documentation
+lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, workflows, links and lengths of the documentation
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'EveryCombination' ./chart
 
 lint-files: tools

@@ -5,7 +5,7 @@
 //! steady,burst --write]`
 //!
 //! Each scene runs with each scheduler and each seed, at virtual time; the result depends on nothing else. `--write` renews the
-//! table and the plot of `docs/scheduling-comparison.md`.
+//! table and the plot of `docs/internals/scheduling-comparison.md`.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -58,7 +58,7 @@ fn main() {
     plot::draw(&measured, &raw.join("scheduling-comparison.svg"));
     println!("plot: {}", raw.display());
     if std::env::args().any(|arg| arg == "--write") {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/internals");
         report::renew(&docs.join("scheduling-comparison.md"), &table);
         let plot = "scheduling-comparison.svg";
         fs::copy(raw.join(plot), docs.join(plot)).unwrap();

@@ -1,4 +1,4 @@
-//! The table, and its place in `docs/scheduling-comparison.md`.
+//! The table, and its place in `docs/internals/scheduling-comparison.md`.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -124,7 +124,7 @@ pub struct Args {
     report_account: String,
 
     /// Address where schedulers and the descheduler ask for node loads, over plain HTTP: the extender of kube-scheduler below
-    /// /extender, the page of load-watcher for Trimaran's plugins, and queries in the format of Prometheus (docs/scheduling.md)
+    /// /extender, the page of load-watcher for Trimaran's plugins, and queries in the format of Prometheus (docs/scheduling-integrations.md)
     /// [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "report_listen")]
     scheduler_listen: Option<SocketAddr>,
@@ -135,7 +135,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "scheduler_listen")]
     scheduler_policy: Option<PathBuf>,
 
-    /// YAML file of exporters that are polled for the load of nodes from which no agent reports (docs/scheduling.md), such as
+    /// YAML file of exporters that are polled for the load of nodes from which no agent reports (docs/scheduling-integrations.md), such as
     /// `services: [{namespace: plimsoll, name: plimsoll-agent}]`; read once [default: none are polled]
     #[arg(long, value_name = "FILE", requires = "report_listen")]
     poll: Option<PathBuf>,

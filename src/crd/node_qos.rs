@@ -215,11 +215,7 @@ pub struct RulePods {
     pub match_labels: Option<BTreeMap<String, String>>,
     /// The classes: `BestEffort`, `Burstable`, `Guaranteed`.
     #[serde(rename = "qosClasses", default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(
-        length(max = 3),
-        inner(extend("enum" = ["BestEffort", "Burstable", "Guaranteed"])),
-        extend("x-kubernetes-list-type" = "set")
-    )]
+    #[schemars(schema_with = "super::schema::qos_classes")]
     pub qos_classes: Vec<String>,
     /// The namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -164,6 +164,16 @@ pub(super) fn label_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
+/// Classes of pods.
+pub(super) fn qos_classes(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 3,
+        "items": {"type": "string", "enum": ["BestEffort", "Burstable", "Guaranteed"]},
+        "x-kubernetes-list-type": "set",
+    })
+}
+
 /// Labels that a pod has. Only a few: an API server adds up the costs of the checks of all rules of an object.
 pub(super) fn few_labels(_: &mut SchemaGenerator) -> Schema {
     let rules = [

@@ -1,4 +1,4 @@
-//! Events on standard output: text, or one JSON object a line. `docs/run-output.md` describes both.
+//! Events on standard output: text, or one JSON object a line. `docs/without-kubernetes.md` describes both.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Recorded samples and transitions, and their replay. `docs/trace-format.md` describes the file.
+//! Recorded samples and transitions, and their replay. `docs/without-kubernetes.md` describes the file.
 
 pub mod read;
 pub mod record;

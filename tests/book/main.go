@@ -1,6 +1,6 @@
-// Checks the links of the documentation, and adapts it to mdBook.
+// Checks the links and the lengths of the pages of the documentation, and adapts it to mdBook.
 //
-// usage: links check            every link in Markdown files of the repository, and that docs/SUMMARY.md has each page once
+// usage: links check            every link in Markdown files of the repository, that docs/SUMMARY.md has each page once, and that pages are not too long
 //
 //	links site DIRECTORY      every link of a built site that leads to the site
 //	links preprocess       mdBook's preprocessor: points links that leave docs/ to the repository

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -71,7 +72,7 @@ func anchors(text string) map[string]bool {
 	return found
 }
 
-// checkRepository checks the links in all Markdown files of the repository.
+// checkRepository checks the links in all Markdown files of the repository, and the lengths of pages.
 func checkRepository(root string) ([]string, error) {
 	out, err := exec.Command("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "*.md").Output()
 	if err != nil {
@@ -94,7 +95,11 @@ func checkRepository(root string) ([]string, error) {
 		}
 	}
 	inSummary, err := checkSummary(root)
-	return append(problems, inSummary...), err
+	if err != nil {
+		return nil, err
+	}
+	tooLong, err := checkWords(root)
+	return slices.Concat(problems, inSummary, tooLong), err
 }
 
 // checkLink returns what is wrong with a link in a file, and nothing for links to other sites.

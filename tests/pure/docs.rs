@@ -367,8 +367,12 @@ fn every_page_has_the_same_install_commands() {
 /// All pages of documentation.
 fn pages() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let pages = fs::read_dir(root.join("docs")).unwrap();
-    let pages = pages.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
+    let pages = ["docs", "docs/internals"]
+        .into_iter()
+        .flat_map(|directory| {
+            let pages = fs::read_dir(root.join(directory)).unwrap();
+            pages.map(move |page| format!("{directory}/{}", page.unwrap().file_name().display()))
+        });
     let others = ["README.md", "CONTRIBUTING.md", "charts/plimsoll/README.md"].map(str::to_owned);
     let pages = pages.filter(|page| Path::new(page).extension().is_some_and(|end| end == "md"));
     pages.chain(others).collect()

@@ -25,6 +25,7 @@ const KARPENTER: &str = "karpenter.sh";
 /// The label of namespaces whose pods the admission policy changes.
 const BY_LOAD: &str = "plimsoll.dev/placement=by-load";
 const DOCS: &str = "docs/scheduling.md";
+const INTEGRATIONS: &str = "docs/scheduling-integrations.md";
 /// The agents' option for crane-scheduler's annotations.
 const CRANE: &str = "--crane-annotations=";
 /// The controller's option for exporters.
@@ -119,7 +120,7 @@ pub(super) fn soft_taint_with_karpenter(snapshot: &ClusterSnapshot) -> Option<Do
     }
     let what = "Karpenter runs here and takes a node with the soft taint plimsoll.dev/busy for closed: it adds nodes instead";
     let fix = format!(
-        "helm upgrade with placement.softTaint.enabled=false, or give every NodePool a PreferNoSchedule taint ({DOCS}#karpenter)"
+        "helm upgrade with placement.softTaint.enabled=false, or give every NodePool a PreferNoSchedule taint ({INTEGRATIONS}#karpenter)"
     );
     Some(finding("soft taint", what, fix))
 }
@@ -194,7 +195,7 @@ pub(super) fn other_crane_writers(snapshot: &ClusterSnapshot) -> Option<DoctorFi
         names(nodes)
     );
     let fix = format!(
-        "kubectl delete deployment crane-scheduler-controller -n crane-system, if it is crane's own controller ({DOCS}#crane-scheduler)"
+        "kubectl delete deployment crane-scheduler-controller -n crane-system, if it is crane's own controller ({INTEGRATIONS}#crane-scheduler)"
     );
     Some(finding("crane annotations", what, fix))
 }
@@ -252,7 +253,8 @@ pub(super) fn unread_polling(snapshot: &ClusterSnapshot) -> Option<DoctorFinding
         return None;
     }
     let what = "the controller polls the load of nodes, and schedulers cannot ask it: the figures are in NodeMetrics only";
-    let fix = format!("helm upgrade with placement.schedulerAPI.enabled=true ({DOCS}#polling)");
+    let fix =
+        format!("helm upgrade with placement.schedulerAPI.enabled=true ({INTEGRATIONS}#polling)");
     Some(finding("polling", what, fix))
 }
 

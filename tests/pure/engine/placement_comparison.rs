@@ -33,7 +33,7 @@ fn trimaran_packs_up_to_its_target() {
     assert_eq!(points, [40, 70, 100, 20, 0, 0]);
 }
 
-/// A stream of pods while labels are written late: docs/scheduling.md has what real kube-schedulers did with it.
+/// A stream of pods while labels are written late: docs/internals/scheduling-comparison.md has what real kube-schedulers did with it.
 struct Stream {
     /// Pods a second.
     rate: f64,

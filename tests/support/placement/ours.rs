@@ -22,7 +22,7 @@ use super::{Placing, Scheduler, TICK, boot_time};
 
 /// The weight of `NodeAffinity` in kube-scheduler's default profile, which has the label's terms.
 const LABEL_WEIGHT: i64 = 2;
-/// The weight of the extender that docs/scheduling.md recommends. A point of an extender is ten of the scheduler's.
+/// The weight of the extender that docs/scheduling-integrations.md recommends. A point of an extender is ten of the scheduler's.
 const EXTENDER_WEIGHT: i64 = 5;
 
 /// What the label's terms add up to for a node.
@@ -93,7 +93,7 @@ fn percent(node: &Node) -> Option<f64> {
 }
 
 impl Scheduler for Label {
-    /// docs/scheduling.md: within 1.5 s.
+    /// docs/internals/scheduling-comparison.md: within 1.5 s.
     fn delay(&self) -> f64 {
         1.5
     }

@@ -71,10 +71,10 @@ type deschedulerScene struct {
 	authority *plane.Authority
 }
 
-// policy writes the policy of the page docs/scheduling.md with this query, the address of this controller, and additional fields of the provider.
+// policy writes the policy of the page docs/scheduling-integrations.md with this query, the address of this controller, and additional fields of the provider.
 func (s *deschedulerScene) policy(query, provider string) string {
 	s.T.Helper()
-	text, err := os.ReadFile(plane.Absolute(s.T, "docs/scheduling.md"))
+	text, err := os.ReadFile(plane.Absolute(s.T, "docs/scheduling-integrations.md"))
 	if err != nil {
 		s.T.Fatal(err)
 	}

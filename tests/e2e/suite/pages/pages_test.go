@@ -51,7 +51,7 @@ func TestFenceThatHidesACommandIsRejected(t *testing.T) {
 // TestDocsHideNoCommand checks without a cluster what the cluster tests check, too.
 func TestDocsHideNoCommand(t *testing.T) {
 	for _, page := range []string{"README.md", "docs/install.md", "docs/migrating-from-crane.md", "docs/kubernetes.md", "docs/runbook.md", "docs/emergency-stop.md",
-		"docs/machine.md", "docs/quickstart.md", "docs/first-policy.md", "docs/labelling-batch-work.md"} {
+		"docs/without-kubernetes.md", "docs/quickstart.md", "docs/first-policy.md", "docs/labelling-batch-work.md"} {
 		text, err := os.ReadFile(filepath.Join("../../../..", page))
 		if err != nil {
 			t.Fatal(err)

@@ -20,10 +20,10 @@ import (
 // byExtender is for pods of a scheduler that uses the controller as its extender.
 var byExtender = way{name: "extender", namespace: "extender", scheduler: "default-scheduler"}
 
-// extenderConfig is the configuration with the extender in docs/scheduling.md.
+// extenderConfig is the configuration with the extender in docs/scheduling-integrations.md.
 func extenderConfig(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(plane.Absolute(t, page))
+	text, err := os.ReadFile(plane.Absolute(t, integrations))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,16 +14,24 @@ import (
 	"plimsoll.dev/suite/plane"
 )
 
-const page = "docs/scheduling.md"
+const (
+	page         = "docs/scheduling.md"
+	integrations = "docs/scheduling-integrations.md"
+)
 
-// TestCommandsOfThePage runs every command of docs/scheduling.md, and a scheduler with the configuration on it.
-func TestCommandsOfThePage(t *testing.T) {
+// TestCommandsOfThePages runs every command of docs/scheduling.md and docs/scheduling-integrations.md, and a scheduler with the configuration on the former.
+func TestCommandsOfThePages(t *testing.T) {
 	c := open(t)
 	c.install()
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: web}}")
 	c.Kubectl("create", "deployment", "web", "--image="+image, "--namespace", "web")
-	p := pages.Read(t, plane.Absolute(t, "."), page, "/bin/false", "KUBECONFIG="+c.Kubeconfig, "HOME="+t.TempDir())
-	p.Helm(plane.Tool(t, plane.Helm()), c.Write("values.yaml", "waitForAgents: {enabled: false}"))
+	values := c.Write("values.yaml", "waitForAgents: {enabled: false}")
+	read := func(file string) *pages.Page {
+		p := pages.Read(t, plane.Absolute(t, "."), file, "/bin/false", "KUBECONFIG="+c.Kubeconfig, "HOME="+t.TempDir())
+		p.Helm(plane.Tool(t, plane.Helm()), values)
+		return p
+	}
+	p, others := read(page), read(integrations)
 
 	c.scheduler(c.Kubeconfig, plane.FreePort(t), "--config="+c.Write("own.yaml", c.configOnPage()))
 	own := way{name: "the configuration on the page", namespace: "web", scheduler: "default-scheduler", labelled: true}
@@ -51,14 +59,14 @@ func TestCommandsOfThePage(t *testing.T) {
 	if agent := c.agentArgs(); !strings.Contains(agent, "--soft-taint") {
 		t.Errorf("agents set no taint: %s", agent)
 	}
-	if service := p.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
+	if service := others.Run(t, "Trimaran"); !strings.Contains(service, "plimsoll-scheduler-api") {
 		t.Errorf("there is no Service for schedulers: %s", service)
 	}
-	p.Run(t, "Polling")
+	others.Run(t, "Polling")
 	if controller := c.Kubectl("get", "deployment", "plimsoll-controller", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(controller, "--poll=") {
 		t.Errorf("the controller polls nothing: %s", controller)
 	}
-	p.Run(t, "crane-scheduler")
+	others.Run(t, "crane-scheduler")
 	if agent := c.agentArgs(); !strings.Contains(agent, "--crane-annotations=Asia/Shanghai") {
 		t.Errorf("agents write no annotations: %s", agent)
 	}
@@ -73,8 +81,9 @@ func TestCommandsOfThePage(t *testing.T) {
 	// These need the NodeMetrics of running agents: tests/api/top.rs.
 	p.RunElsewhere("Why this node")
 	// These need a node with a load: tests/api/polling.rs.
-	p.RunElsewhere("One value of a node")
+	others.RunElsewhere("One value of a node")
 	p.CheckAllRun()
+	others.CheckAllRun()
 }
 
 func (c *cluster) agentArgs() string {

@@ -65,7 +65,7 @@ func TestThroughput(t *testing.T) {
 		}
 		extenderAnswersQuickly(it, s)
 	}, nodes)
-	// Limits that a defect would exceed. A phase varies by 10 %; the goals and the measured figures are in docs/scheduling.md.
+	// Limits that a defect would exceed. A phase varies by 10 %; the goals and the measured figures are in docs/internals/scheduling-comparison.md.
 	for _, limit := range []struct {
 		name, of string
 		minimum  float64
