@@ -13,6 +13,7 @@ pub mod evictions;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
+pub mod messages;
 pub mod metrics_api;
 pub mod node;
 pub mod polling;
