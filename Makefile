@@ -112,8 +112,10 @@ chart: cluster-build lint-files ## Checks the Helm chart: what lint checks, reje
 	@target/e2e/bin/promtool test rules tests/chart/alerts.test.yaml
 	@go test -C tests/e2e/suite -tags e2e -count=1 -short -timeout 10m ./chart ./dashboard ./gitops ./pages ./plugin ./stamp
 
-lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, workflows, links and lengths of the documentation
+lint: cluster-build lint-files ## Lints without a cluster, in half a minute: the chart with each of its values files (helm lint --strict, kubeconform, kube-score), alert rules, generated files, scripts, workflows, links and lengths of the documentation, and types of the commands for macOS
 	@go test -C tests/e2e/suite -tags e2e -count=1 -timeout 10m -run 'EveryCombination' ./chart
+	@# Not part of `make test`: the crates are checked once more for that system, which takes minutes the first time.
+	@scripts/check-macos
 
 lint-files: tools
 	@diff -r crds $(CHART)/files/crds || { echo "the chart's CustomResourceDefinitions differ from crds/: run make generate" >&2; false; }

@@ -21,6 +21,10 @@ INSERT BEFORE .rodata;
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
+    // The options below are those of Linux's linkers.
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system != "linux") {
+        return Ok(());
+    }
     // Relative relocations are ten times smaller; musl supports them since 1.2.4.
     println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     if env::var("PROFILE").is_ok_and(|profile| profile == "release") {

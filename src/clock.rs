@@ -8,6 +8,13 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::engine::time::BootTime;
 
+/// Counts from the boot, suspend included.
+#[cfg(target_os = "linux")]
+const BOOT_CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
+/// Includes suspend as well: only Linux's stops there.
+#[cfg(not(target_os = "linux"))]
+const BOOT_CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
+
 /// The time since boot, suspend included.
 ///
 /// # Panics
@@ -17,7 +24,7 @@ use crate::engine::time::BootTime;
     reason = "CLOCK_BOOTTIME exists on every kernel that Rust supports"
 )]
 pub fn boot_time() -> BootTime {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME");
+    let now = clock_gettime(BOOT_CLOCK).expect("the clock since boot");
     let nanos = now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs();
     BootTime::from_nanos(nanos)
 }

@@ -21,10 +21,10 @@ use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
-use crate::node::machine;
+use crate::messages::event::metric;
+use crate::messages::format_value;
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
-use crate::node::machine::messages::format_value;
 use crate::node::machine::workload::Workload;
 
 /// How long evictions are kept in memory.
@@ -233,7 +233,7 @@ fn update_messages(
 ) {
     let before = std::mem::take(disabled_by);
     let of = |report: RuleReport| {
-        let metric = machine::metric(policy, &report.id);
+        let metric = metric(policy, &report.id);
         let value = |value| format_value(metric.as_deref(), value);
         let name = metric.as_deref().unwrap_or("its metric");
         let threshold = value(report.threshold);

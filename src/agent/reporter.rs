@@ -31,8 +31,8 @@ use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::engine::weight_share::HIGH_PERCENT;
+use crate::messages::event::{Event, NamedDecision};
 use crate::node::journal::JournalRecord;
-use crate::node::machine::event::{Event, NamedDecision};
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
 
 /// A pod has its cgroup within this time after it is reported running.

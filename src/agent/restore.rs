@@ -13,9 +13,9 @@ use crate::cluster::backoff::backoff;
 use crate::cluster::load_signs::{self, LoadSignsPatch};
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::engine::time::BootTime;
+use crate::messages::count;
 use crate::node::cgroup::Hierarchy;
 use crate::node::machine;
-use crate::node::machine::messages::count;
 use crate::node::machine::state_dir::WriterProcess;
 
 /// Limit for removing the taint, and for writing the final status, within the pod's grace period.

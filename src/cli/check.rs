@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[cfg(target_os = "linux")]
 use anyhow::Context;
+#[cfg(target_os = "linux")]
 use nix::unistd::{SysconfVar, sysconf};
 
 use self::report::Report;
@@ -62,7 +64,9 @@ pub struct Args {
     windows: AgentWindowsFile,
     #[command(flatten)]
     evaluation: EvaluationPeriod,
+    // Elsewhere, this machine is no node.
     /// Use the CPUs and memory of this machine
+    #[cfg(target_os = "linux")]
     #[arg(long, conflicts_with_all = ["node_cpus", "node_memory"])]
     this_machine: bool,
     /// Exit with 0 if there are only warnings
@@ -116,6 +120,7 @@ fn facts(args: &Args) -> anyhow::Result<NodeFacts> {
         .into_iter()
         .collect();
     let windows = args.windows.read()?;
+    #[cfg(target_os = "linux")]
     if args.this_machine {
         return Ok(NodeFacts {
             windows,
@@ -130,6 +135,7 @@ fn facts(args: &Args) -> anyhow::Result<NodeFacts> {
     })
 }
 
+#[cfg(target_os = "linux")]
 fn this_machine(labels: BTreeMap<String, String>) -> anyhow::Result<NodeFacts> {
     let read = |what| {
         let value = sysconf(what).ok().flatten();

@@ -1,8 +1,6 @@
 //! Colours of what is printed for people: `--color`, `NO_COLOR`, and only on a terminal. Structured output never has any.
 
-use std::io::stderr;
-
-use anstream::{AutoStream, ColorChoice};
+use anstream::ColorChoice;
 use anstyle::{AnsiColor, Effects, Style};
 use clap::ValueEnum;
 use ratatui::crossterm::style::force_color_output;
@@ -43,11 +41,6 @@ impl Color {
         // The demo draws with another library.
         force_color_output(self == Self::Always);
     }
-}
-
-/// Whether standard error is coloured.
-pub(super) fn is_on_stderr() -> bool {
-    AutoStream::choice(&stderr()) != ColorChoice::Never
 }
 
 /// A text in this style.

@@ -3,12 +3,11 @@
 use std::env;
 use std::io;
 
+use anstream::{AutoStream, ColorChoice};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-
-use super::color;
 
 const VARIABLE: &str = "RUST_LOG";
 const DEFAULT: LevelFilter = LevelFilter::INFO;
@@ -24,7 +23,7 @@ pub(super) fn init() {
     let error = read.as_ref().err().map(ToString::to_string);
     let stderr = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(color::is_on_stderr());
+        .with_ansi(is_coloured());
     let result = tracing_subscriber::registry()
         .with(read.unwrap_or_else(|_| Targets::new().with_default(DEFAULT)))
         .with(stderr)
@@ -37,6 +36,11 @@ pub(super) fn init() {
             "invalid {VARIABLE}=`{wanted}`: use a value such as `warn` or `info,plimsoll=debug`; using `{DEFAULT}` now"
         );
     }
+}
+
+/// Whether standard error is coloured.
+fn is_coloured() -> bool {
+    AutoStream::choice(&io::stderr()) != ColorChoice::Never
 }
 
 /// Parses levels by target (`warn`, `plimsoll=debug`, separated by commas); other targets log at `info`.

@@ -1,35 +1,46 @@
 //! One module per subcommand: arguments in, exit code out.
 
-pub mod agent;
 pub mod check;
 mod cluster_args;
 mod color;
-pub mod controller;
 pub mod crds;
-pub mod demo;
 pub mod doctor;
 mod duration;
-mod eviction_budgets;
 pub mod explain;
 pub mod explain_score;
-mod logging;
 mod man;
-pub mod metrics;
 mod output;
 mod period;
 pub mod preview;
 mod progress;
 pub mod query;
 pub mod replay;
-pub mod run;
 mod runtime;
 mod server_table;
 mod settings_file;
 pub mod shell;
-pub mod state;
 pub mod stop;
 pub mod top;
 mod windows;
+
+#[cfg(target_os = "linux")]
+pub mod agent;
+#[cfg(target_os = "linux")]
+pub mod controller;
+#[cfg(target_os = "linux")]
+pub mod demo;
+#[cfg(target_os = "linux")]
+mod eviction_budgets;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "linux")]
+mod logging;
+#[cfg(target_os = "linux")]
+pub mod metrics;
+#[cfg(target_os = "linux")]
+pub mod run;
+#[cfg(target_os = "linux")]
+pub mod state;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write, stdout};
@@ -56,6 +67,12 @@ const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
     propagate_version = true,
     arg_required_else_help = true
 )]
+#[cfg_attr(
+    not(target_os = "linux"),
+    command(
+        after_help = "The commands agent, controller, demo, run and state exist on Linux only."
+    )
+)]
 pub struct Cli {
     /// Colour what is printed for people
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
@@ -67,27 +84,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show policies at work on this machine for about a minute, then restore everything.
-    Demo(demo::Args),
-    /// The important workload of the demo; started by `plimsoll demo`.
-    #[command(hide = true)]
-    DemoWorker(demo::LoadArgs),
-    /// A stage of a chain of services; started by benches.
-    #[command(hide = true)]
-    DemoStage(demo::LoadArgs),
-    /// The batch workload of the demo; started by `plimsoll demo`.
-    #[command(hide = true)]
-    DemoBurner(demo::LoadArgs),
+    #[cfg(target_os = "linux")]
+    #[command(flatten)]
+    Linux(linux::LinuxCommand),
     /// Validate policy manifests without a cluster.
     Check(check::Args),
-    /// Enforce policies on this machine, without Kubernetes.
-    Run(Box<run::Args>),
-    /// Show what `plimsoll run` has in force on this machine.
-    State(state::Args),
-    /// Enforce policies on one node of a Kubernetes cluster.
-    Agent(Box<agent::Args>),
-    /// Compile the policies of a Kubernetes cluster for each of its nodes.
-    Controller(Box<controller::Args>),
     /// Show what policies would do on a live Kubernetes cluster, before you apply them.
     Preview(preview::Args),
     /// Show the load of the nodes of a Kubernetes cluster, and which agents do not respond.
@@ -108,9 +109,6 @@ enum Command {
     Replay(replay::Args),
     /// Print the custom resource definitions.
     Crds(crds::Args),
-    /// Print the metrics of agent and controller as docs/metrics.md.
-    #[command(hide = true)]
-    Metrics(metrics::Args),
     /// Print a completion script for a shell.
     #[command(alias = "completion")]
     Completions(shell::CompletionsArgs),
@@ -133,15 +131,9 @@ impl Cli {
 
     fn run_command(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Demo(args) => demo::run(&args),
-            Command::DemoWorker(args) => demo::worker(&args),
-            Command::DemoStage(args) => demo::stage(&args),
-            Command::DemoBurner(args) => demo::burner(&args),
+            #[cfg(target_os = "linux")]
+            Command::Linux(command) => command.run(),
             Command::Check(args) => check::run(&args),
-            Command::Run(args) => run::run(&args),
-            Command::State(args) => state::run(&args),
-            Command::Agent(args) => agent::run(&args),
-            Command::Controller(args) => controller::run(&args),
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Explain(args) => explain::run(&args),
@@ -152,7 +144,6 @@ impl Cli {
             Command::Doctor(args) => doctor::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Crds(args) => crds::run(&args),
-            Command::Metrics(args) => metrics::run(&args),
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),
         }

@@ -25,9 +25,9 @@ use super::{
 };
 use crate::clock;
 use crate::cluster::client::CallError;
+use crate::cluster::lease::LeaseObject;
 use crate::crd::NodeMetric;
 use crate::crd::node_metric::{API_VERSION, GROUP, VERSION};
-use crate::reconcilers::lease::LeaseObject;
 
 /// HTTP status if the API is not served.
 const NOT_SERVED: u16 = 404;

@@ -30,7 +30,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// A connection whose peer acknowledges neither probes nor requests for this long is lost. Without it the kernel retransmits for a
-/// quarter of an hour.
+/// quarter of an hour. Other systems have no such option.
+#[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(8);
 /// Limit for each call except watches.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,6 +97,7 @@ fn connector() -> HttpConnector {
     connector.set_nodelay(true);
     connector.set_keepalive(Some(KEEPALIVE_IDLE));
     connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    #[cfg(target_os = "linux")]
     connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
     connector
 }

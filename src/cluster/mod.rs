@@ -6,6 +6,7 @@ pub mod election;
 pub mod events;
 pub mod eviction;
 pub mod kubeconfig;
+pub mod lease;
 pub mod list;
 pub mod load_signs;
 pub mod mounted;

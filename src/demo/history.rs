@@ -12,7 +12,7 @@ use crate::engine::pod::PodUid;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::units::{MilliCpu, Quota};
-use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
+use crate::messages::event::{Event, NamedDecision, NoticeKind};
 use crate::scene::latency::{Latencies, TimeSpan};
 
 /// The important pod has recovered at this multiple of the p99 that it has alone.

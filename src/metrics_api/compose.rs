@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use ring::digest::{SHA256, digest};
 
+use crate::cluster::lease::LeaseContent;
 use crate::crd::node_metric::condition::{HEALTHY, reason};
 use crate::crd::node_metric::{Amounts, MAX_BREACHED, ReportingAgent, RuleCounts, Usage};
 use crate::crd::summary::Percent;
@@ -119,15 +120,6 @@ impl RulesKnown {
             boot_id: agent.boot_id.clone(),
         })
     }
-}
-
-/// Content of an agent's Lease.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LeaseContent {
-    /// Renewal time, by the node's clock.
-    pub time: Option<Time>,
-    /// The node's load.
-    pub summary: Summary,
 }
 
 /// Health of an agent.

@@ -7,15 +7,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::clock;
+use crate::cluster::lease::LeaseContent;
 use crate::cluster::nodes::zone;
 use crate::crd::NodeWatermarkStatus;
 use crate::engine::policy::NodeFacts;
 use crate::engine::time::BootTime;
 use crate::engine::units::MilliCpu;
 
-use super::compose::{
-    LeaseContent, NodeKnowledge, NodeKnown, Reachability, RulesKnown, StaticFields, content,
-};
+use super::compose::{NodeKnowledge, NodeKnown, Reachability, RulesKnown, StaticFields, content};
 use super::data::Data;
 use super::loads::{KnownLoad, NodeLoads, Polled, PolledLoad};
 use super::reports::warm_up::{WarmUp, WarmUpProgress};

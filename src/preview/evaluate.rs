@@ -22,7 +22,7 @@ use crate::engine::sample::PodSample;
 use crate::engine::units::MilliCpu;
 use crate::engine::weight_share::CpuWeights;
 use crate::engine::{Engine, EngineState, RuleReport, compare_victims};
-use crate::node::machine::messages::unknown_reason;
+use crate::messages::unknown_reason;
 
 /// Values to use instead of live ones, by metric name.
 pub type ValueOverrides = BTreeMap<String, f64>;

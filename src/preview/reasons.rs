@@ -11,7 +11,7 @@ use crate::engine::plan::{Plan, PlanChange, Skipped, Transition};
 use crate::engine::pod::{EvictionExemption, Pod};
 use crate::engine::policy::{Action, PolicySet, Rule};
 use crate::engine::{Engine, EngineState};
-use crate::node::machine::messages::skip_reason;
+use crate::messages::skip_reason;
 
 /// The first round of a rule that is over its threshold.
 pub(super) struct FirstRound<'a> {

@@ -18,7 +18,7 @@ use crate::engine::pod::QosClass;
 use crate::engine::policy::{RuleId, Strategy, TaintEffect};
 use crate::engine::units::{Bytes, MilliCpu};
 use crate::engine::weight_share::HIGH_PERCENT;
-use crate::node::machine::messages::{count, format_seconds, format_value};
+use crate::messages::{count, format_seconds, format_value};
 
 /// Maximum number of unmatched pods, and of load lines, that are shown; JSON has all.
 pub(super) const MAX_NAMED: usize = 5;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::report::MAX_NAMED;
 use crate::crd::words::named;
 use crate::engine::units::MilliCpu;
-use crate::node::machine::messages::count;
+use crate::messages::count;
 
 /// What a `PodQOS` does to the pods of a node at all times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

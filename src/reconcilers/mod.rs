@@ -21,7 +21,7 @@ mod retry;
 pub mod run;
 mod status;
 
-pub use observe::{lease, wire};
+pub use observe::wire;
 pub use plan::{cap, liveness};
 
 /// One series of every controller metric in the `OpenMetrics` text format, for the documentation.

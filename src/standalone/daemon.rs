@@ -19,8 +19,8 @@ use super::status::MachineStatus;
 use super::wake::Wake;
 use crate::clock;
 use crate::engine::time::BootTime;
-use crate::node::machine::event::{Event, NoticeKind, PodRefusal, PolicyProblem};
-use crate::node::machine::messages::count;
+use crate::messages::count;
+use crate::messages::event::{Event, NoticeKind, PodRefusal, PolicyProblem};
 use crate::node::machine::state_dir;
 use crate::trace::record::TraceRecorder;
 

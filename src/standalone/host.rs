@@ -10,10 +10,10 @@ use crate::engine::plan::{Evict, Scheduling};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::PolicySet;
 use crate::engine::time::BootTime;
+use crate::messages::event::NoticeKind;
 use crate::node::actuate::evict::{CgroupEvictor, EvictError, EvictOutcome, StartedEviction};
 use crate::node::machine::backend::Backend;
 use crate::node::machine::enforce::Effect;
-use crate::node::machine::event::NoticeKind;
 use crate::node::machine::workload::Workload;
 use crate::node::machine::{self, MachineError, MachineSettings};
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::engine::time::BootTime;
-use crate::node::machine::event::{Event, EventLine};
+use crate::messages::event::{Event, EventLine};
 
 /// The format of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -10,7 +10,7 @@ use super::sources::{PolicySource, absolute, merge};
 use crate::crd::manifest::{ManifestObject, Position, Positions};
 use crate::crd::{Finding, GROUP, Kind, ObjectRef, Severity};
 use crate::engine::policy::{NodeFacts, PolicySet};
-use crate::node::machine::event::PolicyProblem;
+use crate::messages::event::PolicyProblem;
 
 /// Policies as read from files.
 #[derive(Clone, Debug, Default, PartialEq)]

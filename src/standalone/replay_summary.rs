@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::engine::policy::RuleId;
-use crate::node::machine::messages::{count, format_seconds};
+use crate::messages::{count, format_seconds};
 use crate::trace::replay::{Replay, RuleSummary, TraceSummary};
 
 /// The summary of a replay, with the names of pods.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::status::{MachineStatus, RuleOverview};
 use crate::crd::duration::format_duration;
 use crate::engine::policy::Strategy;
-use crate::node::machine::messages::{count, format_seconds, format_value, unknown_reason};
+use crate::messages::{count, format_seconds, format_value, unknown_reason};
 
 /// Prints a status.
 #[derive(Debug)]

@@ -13,10 +13,9 @@ use crate::engine::plan::{RuleState, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{RuleId, Strategy};
 use crate::engine::time::BootTime;
+use crate::messages::event::{NamedDecision, PodRefusal, PolicyProblem, metric};
 use crate::node::journal::JournalRecord;
 use crate::node::machine::backend::Backend;
-use crate::node::machine::event::{NamedDecision, PodRefusal, PolicyProblem};
-use crate::node::machine::metric;
 use crate::node::machine::state_dir::WriterProcess;
 
 /// Its name in the state directory.

@@ -6,17 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each layer with the layers that it may import.
-const LAYERS: [(&str, &[&str]); 19] = [
+const LAYERS: [(&str, &[&str]); 20] = [
     ("engine", &[]),
     ("clock", &["engine"]),
     ("crd", &["engine"]),
+    ("messages", &["engine", "crd"]),
     ("cluster", &["clock", "engine", "crd"]),
     ("serve", &["engine"]),
     ("trace", &["engine", "crd"]),
-    ("node", &["clock", "engine", "crd"]),
+    ("node", &["clock", "engine", "crd", "messages"]),
     (
         "agent",
-        &["clock", "engine", "crd", "cluster", "serve", "node"],
+        &[
+            "clock", "engine", "crd", "messages", "cluster", "serve", "node",
+        ],
     ),
     ("evictions", &["clock", "engine", "crd", "cluster", "serve"]),
     (
@@ -53,8 +56,11 @@ const LAYERS: [(&str, &[&str]); 19] = [
             "polling",
         ],
     ),
-    ("preview", &["engine", "crd", "cluster", "node"]),
-    ("standalone", &["clock", "engine", "crd", "node", "trace"]),
+    ("preview", &["engine", "crd", "messages", "cluster"]),
+    (
+        "standalone",
+        &["clock", "engine", "crd", "messages", "node", "trace"],
+    ),
     ("scene", &["clock", "engine", "node"]),
     (
         "demo",
@@ -62,6 +68,7 @@ const LAYERS: [(&str, &[&str]); 19] = [
             "clock",
             "engine",
             "crd",
+            "messages",
             "node",
             "trace",
             "standalone",
@@ -74,6 +81,7 @@ const LAYERS: [(&str, &[&str]); 19] = [
             "clock",
             "engine",
             "crd",
+            "messages",
             "cluster",
             "serve",
             "node",

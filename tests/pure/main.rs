@@ -20,6 +20,7 @@ mod reconciler_support;
 #[path = "../support/simulation/mod.rs"]
 mod simulation;
 
+mod dockerfile;
 mod docs;
 mod layers;
 mod preview;

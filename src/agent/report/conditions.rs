@@ -14,7 +14,7 @@ use crate::crd::node_watermark::stopped::{RELEASED, RELEASING};
 use crate::crd::words::truncated;
 use crate::engine::RuleReport;
 use crate::engine::plan::Unknown;
-use crate::node::machine::messages::unknown_reason;
+use crate::messages::unknown_reason;
 
 /// Longest message of a condition, in bytes. The API server allows 32 KiB.
 const MAX_MESSAGE_BYTES: usize = 1024;

@@ -20,11 +20,11 @@ use crate::engine::plan::{PlanChange, RuleState, Skipped, Transition, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, Rule, RuleId, Standing, TaintEffect};
 use crate::engine::units::MilliCpu;
+use crate::messages::event::{Event, NamedDecision, NoticeKind};
+use crate::messages::{MEMORY_RUNS_OUT, format_value, unknown_reason};
 use crate::node::cgroup::control_file::Role;
 use crate::node::journal::JournalRecord;
-use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::IneffectiveAction;
-use crate::node::machine::messages::{MEMORY_RUNS_OUT, format_value, unknown_reason};
 
 mod throttles;
 

@@ -24,12 +24,11 @@ use crate::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Skipped};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
+use crate::messages::event::{Event, NamedDecision, NoticeKind, metric};
+use crate::messages::{count, format_value, skip_reason, unknown_reason};
 use crate::node::cgroup::control_file::Role;
 use crate::node::journal::JournalRecord;
-use crate::node::machine::event::{Event, NamedDecision, NoticeKind};
 use crate::node::machine::ineffective::{IneffectiveAction, reason};
-use crate::node::machine::messages::{count, format_value, skip_reason, unknown_reason};
-use crate::node::machine::metric;
 
 mod throttled;
 

@@ -14,7 +14,7 @@ use crate::crd::{
     Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, advice, compile,
 };
 use crate::engine::policy::{NodeFacts, PolicySet, Rule, RuleId, Strategy};
-use crate::node::machine::messages::count;
+use crate::messages::count;
 
 /// For policies that put pods into the idle class.
 const IDLE_NOTE: &str = "note: the idle class protects beside up to about 5 busy batch pods per CPU, since each adds its CPU weight; BestEffort batch \

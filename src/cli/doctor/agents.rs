@@ -10,7 +10,7 @@ use super::finding::{DoctorFinding, INSTALL, finding, full_name, list};
 use super::layout;
 use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
 use super::snapshot::{AgentNamespace, ClusterSnapshot, InstalledWorkload as _, items};
-use crate::node::machine::messages::count;
+use crate::messages::count;
 
 /// A node's clock that is further ahead than this is wrong, or ours is.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(5);

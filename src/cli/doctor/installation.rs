@@ -14,7 +14,7 @@ use super::permissions::Review;
 use super::snapshot::{ClusterSnapshot, Read, SnapshotError, arguments, items};
 use crate::crd::emergency_stop::{self, ANNOTATION, OBJECT};
 use crate::crd::{KubernetesVersion, definitions, missing_fields, node_watermark};
-use crate::node::machine::messages::count;
+use crate::messages::count;
 
 /// A leader is gone this long after its Lease has expired; clocks may differ by as much.
 const LEADER_GRACE: SignedDuration = SignedDuration::from_secs(60);

@@ -8,7 +8,7 @@ use super::installation::install_command;
 use super::snapshot::ClusterSnapshot;
 use crate::crd::node_watermark::condition;
 use crate::engine::plan::Unknown;
-use crate::node::machine::messages::{count, unknown_reason};
+use crate::messages::{count, unknown_reason};
 
 /// A check of a column.
 struct ColumnCheck {

@@ -3,7 +3,7 @@ use crate::agent::report::conditions::{AgentHealth, Unready, conditions};
 use crate::crd::node_watermark::NodeWatermark;
 use crate::crd::node_watermark::condition::NONE_EVALUATED;
 use crate::engine::plan::Unknown;
-use crate::node::machine::messages::unknown_reason;
+use crate::messages::unknown_reason;
 use kube::CustomResourceExt as _;
 
 /// Two healthy nodes, except for this cell of each.

@@ -16,10 +16,10 @@ use super::super::server_table::ServerTable;
 use super::pods::{HeldPods, Throttled};
 use super::view::ActionsInForce;
 use crate::cluster::client::CallError;
+use crate::cluster::lease::LeaseObject;
 use crate::cluster::list::all;
 use crate::crd::summary::ReportedScheduling;
 use crate::crd::{NodeMetric, NodeMetricStatus, NodeWatermark};
-use crate::reconcilers::lease::LeaseObject;
 
 /// A page of objects with only name and status.
 #[derive(Deserialize)]

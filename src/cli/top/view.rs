@@ -10,6 +10,7 @@ use kube::ResourceExt as _;
 use serde::{Serialize, Serializer};
 
 use crate::cli::color;
+use crate::cluster::lease::LeaseObject;
 use crate::crd::node_metric::Pressures;
 use crate::crd::node_metric::condition::HEALTHY;
 use crate::crd::summary::{Percent, ReportedScheduling};
@@ -17,7 +18,6 @@ use crate::crd::{NodeMetric, NodeMetricStatus, Summary};
 use crate::engine::policy::RuleId;
 use crate::metrics_api::table;
 use crate::preview::{Table, wrapped};
-use crate::reconcilers::lease::LeaseObject;
 
 /// Width of a bar in cells.
 const BAR_WIDTH: usize = 20;

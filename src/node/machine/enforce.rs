@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::backend::Backend;
-use super::event::NoticeKind;
 use super::workload::Workload;
 use crate::engine::plan::{Feedback, Plan, PodThrottle, TargetCgroup};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::time::BootTime;
 use crate::engine::units::Bytes;
+use crate::messages::event::NoticeKind;
 use crate::node::actuate::reclaim::{ReclaimOutcome, Reclaimer};
 use crate::node::actuate::throttle::{OpenError, Recovered, ThrottleOutcome, Throttler};
 use crate::node::cgroup::control_file::Role;

@@ -5,9 +5,7 @@
 pub mod backend;
 pub mod enforce;
 mod engine_store;
-pub mod event;
 pub mod ineffective;
-pub mod messages;
 mod previews;
 mod problems;
 mod restore;
@@ -25,7 +23,6 @@ use std::time::Duration;
 use self::backend::Backend;
 use self::enforce::{Actuators, Effect};
 use self::engine_store::EngineStore;
-use self::event::{Event, NamedDecision, NoticeKind};
 use self::ineffective::attached_scheduler;
 use self::previews::Previews;
 use self::problems::{Faults, Probes};
@@ -35,12 +32,13 @@ use crate::clock::boot_time;
 use crate::engine::load::NodeLoad;
 use crate::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Unknown};
 use crate::engine::pod::{Pod, PodUid};
-use crate::engine::policy::{PolicySet, Rule, RuleId, Strategy};
+use crate::engine::policy::{PolicySet, Rule, Strategy};
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::weight_share::{CpuWeights, WeightShare};
 use crate::engine::window::{CustomWindow, NodeWindows};
 use crate::engine::{Demand, Engine, RuleReport};
+use crate::messages::event::{Event, NamedDecision, NoticeKind, metric};
 use crate::node::actuate::throttle::OpenError;
 use crate::node::cgroup::control_file::ControlFileKind;
 use crate::node::cgroup::{Controller, Hierarchy};
@@ -618,12 +616,6 @@ impl<O: Backend> Machine<O> {
 /// Whether the rule is enforced, not only previewed.
 fn is_enforced(rule: &Rule) -> bool {
     rule.strategy == Strategy::Enforce
-}
-
-/// The name of a rule's metric.
-pub fn metric(policy: &PolicySet, rule: &RuleId) -> Option<String> {
-    let rule = policy.rules.iter().find(|known| known.id == *rule)?;
-    Some(rule.metric.to_string())
 }
 
 fn name(names: &BTreeMap<PodUid, Arc<str>>, uid: &PodUid) -> Option<String> {

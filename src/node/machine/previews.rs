@@ -1,11 +1,11 @@
 //! The actions that Preview rules would have in force now, collected from their decisions.
 
-use super::event::NamedDecision;
 use crate::engine::metric::ActionKind;
 use crate::engine::plan::{PlanChange, RuleState};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::units::MilliCpu;
+use crate::messages::event::NamedDecision;
 
 /// The latest decision of each action that a Preview rule would take.
 #[derive(Debug, Default)]

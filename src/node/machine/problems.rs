@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::event::{Event, NoticeKind};
 use crate::engine::Demand;
 use crate::engine::policy::PolicySet;
 use crate::engine::sample::Sample;
 use crate::engine::time::BootTime;
 use crate::engine::window::CustomWindow;
+use crate::messages::event::{Event, NoticeKind};
 use crate::node::cgroup::cached_file::ReadError;
 use crate::node::collect::Prober;
 

@@ -7,12 +7,12 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::cluster::client::{CallError, call, found, stored};
+use crate::cluster::lease::{LeaseObject, LeaseState};
 use crate::cluster::load_signs::{self, LoadSignsPatch};
 use crate::cluster::taint::{self, DesiredTaint, TaintError};
 use crate::crd::API_VERSION;
 use crate::reconcilers::compile::catalog::Key;
 use crate::reconcilers::compile::content::DesiredSpec;
-use crate::reconcilers::observe::lease::{LeaseObject, LeaseState};
 use crate::reconcilers::observe::watches::{policy_resource, watermark_resource};
 use crate::reconcilers::observe::wire::{FIELD_MANAGER, Watermark, WatermarkObject};
 use crate::reconcilers::plan::operations::{Operation, StatusWrite};

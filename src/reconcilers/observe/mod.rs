@@ -1,5 +1,4 @@
 //! Observes the cluster: watches, and objects decoded as far as they are used.
 
-pub mod lease;
 pub mod watches;
 pub mod wire;

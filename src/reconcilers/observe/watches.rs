@@ -5,8 +5,8 @@ use kube::core::ApiResource;
 use kube::{Api, Client};
 use serde_json::Value;
 
-use super::lease::LeaseObject;
 use super::wire::{NodeObject, WatermarkObject};
+use crate::cluster::lease::LeaseObject;
 use crate::cluster::nodes;
 use crate::cluster::watch::{self, Change, resource};
 use crate::crd::{self, Kind, node_watermark};

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::lease::LeaseState;
 use crate::engine::time::BootTime;
-use crate::reconcilers::observe::lease::LeaseState;
 use crate::reconcilers::retry::Attempt;
 use agent::{AgentLiveness, ReportLiveness};
 

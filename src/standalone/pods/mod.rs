@@ -11,8 +11,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::pod::PodUid;
+use crate::messages::event::PodRefusal;
 use crate::node::cgroup::{CgroupPath, Hierarchy};
-use crate::node::machine::event::PodRefusal;
 use crate::node::machine::workload::Workload;
 
 use self::manifests::Manifests;

@@ -21,8 +21,8 @@ use super::{PodScan, overlap};
 use crate::crd::manifest::Position;
 use crate::engine::pod::{Pod, PodUid, QosClass, Reserved, Resources, UNIT_LABEL};
 use crate::engine::units::MilliCpu;
+use crate::messages::event::PodRefusal;
 use crate::node::cgroup::{CgroupPath, Controller, Hierarchy};
-use crate::node::machine::event::PodRefusal;
 use crate::node::machine::workload::{Workload, inode};
 
 /// Default time from SIGTERM to SIGKILL.

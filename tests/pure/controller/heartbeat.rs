@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use plimsoll::cluster::lease::LeaseState;
 use plimsoll::crd::Kind;
 use plimsoll::engine::policy::NodeFacts;
 use plimsoll::engine::time::BootTime;
-use plimsoll::reconcilers::lease::LeaseState;
 use plimsoll::reconcilers::liveness::LivenessCounts;
 use plimsoll::reconcilers::reconciler::{ControllerSettings, EventSubject, Operation, Reconciler};
 use plimsoll::reconcilers::wire::{LoadSigns, ObservedNode, Watermark};

@@ -7,8 +7,8 @@ use crate::engine::plan::PlanChange;
 use crate::engine::pod::PodUid;
 use crate::engine::policy::RuleId;
 use crate::engine::units::Quota;
+use crate::messages::event::NamedDecision;
 use crate::node::journal::JournalRecord;
-use crate::node::machine::event::NamedDecision;
 
 /// A pod that is throttled, or would be in Preview.
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{LivenessCheck, MAX_LEASE_READS, NodeEffects};
+use crate::cluster::lease::LeaseState;
 use crate::engine::time::BootTime;
-use crate::reconcilers::observe::lease::LeaseState;
 use crate::reconcilers::retry::Attempt;
 
 /// Grace period for direct reports, or five intervals if that is longer: the same as for a Lease of 40 s.

@@ -9,7 +9,6 @@ use kube::Resource;
 use serde::Deserialize;
 
 use crate::crd::Summary;
-use crate::metrics_api::compose::LeaseContent;
 
 /// The assumed duration of a Lease that has no valid one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(40);
@@ -17,6 +16,15 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(40);
 const MAX_DURATION: Duration = Duration::from_hours(1);
 /// Time after the expiry of a Lease before its agent counts as unresponsive, for renewals in flight.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Content of an agent's Lease.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LeaseContent {
+    /// Renewal time, by the node's clock.
+    pub time: Option<Time>,
+    /// The node's load.
+    pub summary: Summary,
+}
 
 /// A Lease at one version.
 #[derive(Clone, Debug, PartialEq, Eq)]

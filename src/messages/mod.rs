@@ -1,9 +1,11 @@
-//! The text form of events, for `--output text`.
+//! What happens on a machine, as events, and the words for it. Clients use the same words, on systems without the node side too.
+
+pub mod event;
 
 use std::fmt;
 use std::time::Duration;
 
-use super::event::{Event, NamedDecision, NoticeKind};
+use self::event::{Event, NamedDecision, NoticeKind};
 use crate::crd::duration::format_duration;
 use crate::engine::metric::Metric;
 use crate::engine::plan::{PlanChange, RuleState, Skipped, Unknown};

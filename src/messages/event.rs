@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::crd::Severity;
 use crate::crd::manifest::{Location, Position};
 use crate::engine::plan::Transition;
+use crate::engine::policy::{PolicySet, RuleId};
 use crate::engine::time::BootTime;
 
 /// One thing that happened.
@@ -36,6 +37,12 @@ pub struct NamedDecision {
     /// Why an action has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+}
+
+/// The name of a rule's metric.
+pub fn metric(policy: &PolicySet, rule: &RuleId) -> Option<String> {
+    let rule = policy.rules.iter().find(|known| known.id == *rule)?;
+    Some(rule.metric.to_string())
 }
 
 /// An event that is not a decision of the engine.

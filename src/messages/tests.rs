@@ -182,7 +182,7 @@ fn every_event_has_a_text_and_a_json_form() {
 
 #[test]
 fn every_event_and_field_is_documented() {
-    let page = include_str!("../../../../docs/without-kubernetes.md");
+    let page = include_str!("../../docs/without-kubernetes.md");
     for (json, _) in table() {
         let change = json["change"].as_str().expect("a change");
         let row = page
