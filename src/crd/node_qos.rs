@@ -219,7 +219,7 @@ pub struct RulePods {
     pub qos_classes: Vec<String>,
     /// The namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
 }
 

@@ -170,7 +170,7 @@ pub(super) fn qos_classes(_: &mut SchemaGenerator) -> Schema {
         "type": "array",
         "maxItems": 3,
         "items": {"type": "string", "enum": ["BestEffort", "Burstable", "Guaranteed"]},
-        "x-kubernetes-list-type": "set",
+        "x-kubernetes-list-type": "atomic",
     })
 }
 
