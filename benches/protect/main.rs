@@ -54,6 +54,20 @@ fn redraw() {
     plot::draw(&page, &Scene::all(1), &docs().join("protection.svg"));
 }
 
+/// Prints the table, and keeps it with its plot; renews the page by them if asked to.
+fn keep(measured: &report::Measured, cpus: u32, write: bool) {
+    let table = measured.table();
+    println!("{table}");
+    let raw = round::raw();
+    fs::write(raw.join("table.md"), &table).unwrap();
+    plot::draw(&table, &Scene::all(cpus), &raw.join("protection.svg"));
+    println!("raw: {}", raw.display());
+    if write {
+        report::renew(&docs().join("protection.md"), &table);
+        fs::copy(raw.join("protection.svg"), docs().join("protection.svg")).unwrap();
+    }
+}
+
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|arg| arg == flag);
     let assert = has("--assert");
@@ -99,21 +113,7 @@ fn main() -> ExitCode {
         scenes,
         cpu_burst,
     };
-    let table = measured.table();
-    println!("{table}");
-    let raw = round::raw();
-    fs::write(raw.join("table.md"), &table).unwrap();
-    plot::draw(
-        &table,
-        &Scene::all(ground.cpus),
-        &raw.join("protection.svg"),
-    );
-    println!("raw: {}", raw.display());
-    if has("--write") {
-        let docs = docs();
-        report::renew(&docs.join("protection.md"), &table);
-        fs::copy(raw.join("protection.svg"), docs.join("protection.svg")).unwrap();
-    }
+    keep(&measured, ground.cpus, has("--write"));
     let missed = measured.missed();
     for bar in &missed {
         println!("missed: {bar}");

@@ -314,7 +314,13 @@ fn notes_say_what_would_protect_better_and_change_no_exit_status() {
         notes(&policy(enforce, 3, idle, best_effort)),
         ["ActsOnAllNodes", "ProtectsLittle"]
     );
-    let output = check(&policy(enforce, 3, idle, labelled), &[]);
+}
+
+#[test]
+fn each_rule_has_a_sentence_after_the_notes() {
+    let labelled = "{allowedActions: [act], labelSelector: {matchLabels: {workload: batch}}}";
+    let idle = "{throttle: {cpuThrottle: {idle: true}}}";
+    let output = check(&policy("strategy: Enforce, ", 3, idle, labelled), &[]);
     assert_eq!(output.stdout, b"");
     let summary = String::from_utf8(output.stderr).unwrap();
     assert!(

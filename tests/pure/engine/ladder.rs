@@ -1,4 +1,9 @@
 //! How the next action is chosen, on a simulated node: nothing is evicted that something milder could have made unnecessary.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sizes of memory, far below the limits"
+)]
 
 use std::time::Duration;
 

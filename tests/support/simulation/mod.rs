@@ -476,7 +476,6 @@ impl Simulation {
                 periods: Some(whole(worker.periods)),
                 throttled_periods: Some(whole(worker.throttled)),
                 own_limit_reclaims: self.v2.then(|| whole(worker.own_limit_reclaims)),
-                ..WaitCounters::default()
             },
             target_cgroups: vec![TargetCgroupSample {
                 cgroup: Arc::clone(&POD_CGROUP),
