@@ -1,5 +1,7 @@
 //! What is valid and in force, and still not what protects best: for people who write policies, not for the conditions of objects.
 
+use serde_json::Value;
+
 use super::avoidance_action::AvoidanceActionSpec;
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
@@ -74,9 +76,6 @@ fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut
     }
     for (index, rule) in node.rules.iter().filter(|(_, rule)| acting(rule)) {
         let path = format!("spec.rules[{index}]");
-        if rule.strategy.is_none() {
-            add(path.clone(), Reason::StrategyLeftOut, STRATEGY_LEFT_OUT);
-        }
         let action = objects.actions.get(rule.named_action());
         let evicts_only = |it: &AvoidanceActionSpec| it.eviction.is_some() && it.throttle.is_none();
         if action.is_some_and(evicts_only) && rule.avoidance_threshold.unwrap_or(1) == 1 {
@@ -87,6 +86,25 @@ fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut
             );
         }
     }
+}
+
+/// Notes on the rules of a `NodeQOS` as written, since a default is there once it is validated.
+pub fn strategies_left_out(node_qos: &Value) -> Vec<Finding> {
+    let rules = node_qos["spec"]["rules"].as_array();
+    let rules = rules.into_iter().flatten().enumerate();
+    let left_out = rules.filter(|(_, rule)| rule["strategy"].is_null());
+    let object = object(Kind::NodeQos, super::objects::name(node_qos));
+    left_out
+        .map(|(index, _)| {
+            let path = format!("spec.rules[{index}]");
+            note(
+                object.clone(),
+                path,
+                Reason::StrategyLeftOut,
+                STRATEGY_LEFT_OUT,
+            )
+        })
+        .collect()
 }
 
 fn object(kind: Kind, name: &str) -> ObjectRef {

@@ -41,7 +41,7 @@ pub mod validate;
 pub mod windows;
 pub mod words;
 
-pub use advice::advice;
+pub use advice::{advice, strategies_left_out};
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};
 pub use compile::{Compiled, compile};

@@ -12,6 +12,7 @@ use crate::crd::duration::format_duration;
 use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
 use crate::crd::{
     Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, advice, compile,
+    strategies_left_out,
 };
 use crate::engine::policy::{NodeFacts, PolicySet, Rule, RuleId, Strategy};
 use crate::messages::count;
@@ -246,6 +247,11 @@ impl<'a> Report<'a> {
         locations.entry(reference).or_default().push(location);
         if asks_for_idle(&object.value) {
             self.note = Some(IDLE_NOTE);
+        }
+        if kind == Kind::NodeQos {
+            let notes = strategies_left_out(&object.value).into_iter();
+            self.notes
+                .extend(notes.map(|note| Located::of(&note, location)));
         }
         for finding in Objects::from_values([object.value.clone()]).findings() {
             self.add(finding, location);

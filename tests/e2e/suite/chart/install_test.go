@@ -401,7 +401,7 @@ func (c cluster) presetChangesPolicies(t *testing.T) {
 	if notes := c.mustHelm("upgrade", "--reset-then-reuse-values", "--set", "policies.mode=Enforce"); strings.Contains(notes, "only report") {
 		t.Errorf("unexpected notes of mode Enforce: %s", notes)
 	}
-	if found := strategies(); found != "Enforce " {
+	if found := strategies(); found != "Enforce" {
 		t.Errorf("strategies of preset protect in mode Enforce: %q", found)
 	}
 	c.mustHelm("upgrade", "--reset-values")
