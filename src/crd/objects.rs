@@ -11,6 +11,7 @@ use super::path::rule_index;
 use super::validate::{Problem, validate};
 use super::words::nearest;
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
+use crate::engine::policy::node_qos_of;
 use crate::engine::selector::Selector;
 
 /// The kinds of policy object.
@@ -270,18 +271,17 @@ impl Objects {
 
     /// The `NodeQOS` with the rule whose own action or pods have this name.
     pub(super) fn node_of(&self, name: &str) -> Option<&NodeRules> {
-        let (node_qos, _) = name.split_once('/')?;
-        self.nodes.get(node_qos)
+        self.nodes.get(node_qos_of(name)?)
     }
 
     /// A finding about a rule's own action or pods is one about the `NodeQOS`.
     pub(super) fn locate(&self, mut finding: Finding) -> Finding {
-        let Some((node_qos, name)) = finding.object.name.split_once('/') else {
+        let id = &finding.object.name;
+        let rules = self.node_of(id).map_or(&[][..], |node| &node.rules);
+        let own = |(_, rule): &&(usize, NodeRule)| rule.named_action() == id;
+        let (Some(node_qos), Some((index, _))) = (node_qos_of(id), rules.iter().find(own)) else {
             return finding;
         };
-        let rules = self.nodes.get(node_qos).map_or(&[][..], |node| &node.rules);
-        let index = rules.iter().find(|(_, rule)| rule.name == name);
-        let index = index.map_or(0, |(index, _)| *index);
         let part = if finding.object.kind == Kind::PodQos.name() {
             "pods"
         } else {
@@ -290,8 +290,8 @@ impl Objects {
         let path = finding.path.strip_prefix("spec").unwrap_or("");
         finding.path = format!("spec.rules[{index}].{part}{path}");
         finding.object = ObjectRef {
-            kind: Kind::NodeQos.name().to_owned(),
             name: node_qos.to_owned(),
+            kind: Kind::NodeQos.name().to_owned(),
         };
         finding
     }

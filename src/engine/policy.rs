@@ -39,6 +39,12 @@ impl RuleId {
     }
 }
 
+/// The `NodeQOS` of a rule by its ID, or by the name of the action or the pods that the rule has itself; `None` for the name of
+/// an object, which has no `/`.
+pub fn node_qos_of(name: &str) -> Option<&str> {
+    name.split_once('/').map(|(node_qos, _)| node_qos)
+}
+
 impl From<&str> for RuleId {
     fn from(id: &str) -> Self {
         Self(id.into())

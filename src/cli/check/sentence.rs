@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::crd::duration::format_duration;
 use crate::crd::words::named;
 use crate::engine::metric::ActionKind;
-use crate::engine::policy::{Allowed, PodPolicy, PolicySet, Rule, Strategy};
+use crate::engine::policy::{Allowed, PodPolicy, PolicySet, Rule, Strategy, node_qos_of};
 
 /// At most this many names of `PodQOS` in a sentence.
 const MAX_NAMES: usize = 3;
@@ -18,9 +18,8 @@ pub(super) fn all(
     period: Duration,
 ) -> Vec<String> {
     let rules = policy.rules.iter().map(|rule| {
-        let node_qos = rule.id.to_string();
-        let node_qos = node_qos.split_once('/').map_or("", |(name, _)| name);
-        of_rule(rule, selective.contains(node_qos), &policy.pods, period)
+        let selects = node_qos_of(&rule.id.0).is_some_and(|it| selective.contains(it));
+        of_rule(rule, selects, &policy.pods, period)
     });
     let standing = policy.pods.iter().filter_map(of_pods);
     rules.chain(standing).collect()
@@ -64,7 +63,7 @@ fn steps(rule: &Rule, pods: &[PodPolicy]) -> Vec<String> {
             allowed.any(|allowed| allowed.permits(&action.name, kind))
         };
         let names = pods.iter().filter(allow).map(|it| it.name.as_str());
-        let (own, others): (Vec<&str>, Vec<&str>) = names.partition(|it| it.contains('/'));
+        let (own, others): (Vec<&str>, Vec<&str>) = names.partition(|it| node_qos_of(it).is_some());
         let mut parts = Vec::new();
         if !own.is_empty() {
             parts.push("its pods".to_owned());

@@ -9,7 +9,7 @@ use super::content::{CompiledPolicy, Contents};
 use crate::crd::Kind;
 use crate::crd::node_watermark::MAX_SOURCES;
 use crate::crd::{Compiled, Finding, Objects, compile};
-use crate::engine::policy::{NodeFacts, PolicySet};
+use crate::engine::policy::{NodeFacts, PolicySet, node_qos_of};
 use crate::engine::selector::Selector;
 use crate::engine::units::Bytes;
 use crate::engine::window::CustomWindow;
@@ -249,12 +249,13 @@ impl Catalog {
         let node_qos = selected
             .iter()
             .map(|name| (Kind::NodeQos, name.to_string()));
-        let actions = policy.rules.iter().map(|rule| rule.action.name.clone());
-        let actions = actions.map(|name| (Kind::AvoidanceAction, name));
-        let pods = policy
-            .pods
-            .iter()
-            .map(|pod| (Kind::PodQos, pod.name.clone()));
+        // What a rule has itself is in its `NodeQOS`.
+        let is_object = |name: &&String| node_qos_of(name).is_none();
+        let actions = policy.rules.iter().map(|rule| &rule.action.name);
+        let actions = actions.filter(is_object);
+        let actions = actions.map(|name| (Kind::AvoidanceAction, name.clone()));
+        let pods = policy.pods.iter().map(|pod| &pod.name).filter(is_object);
+        let pods = pods.map(|name| (Kind::PodQos, name.clone()));
         let keys: BTreeSet<Key> = node_qos.chain(actions).chain(pods).collect();
         let print = |key: Key| {
             let generation = self.generation(&key);

@@ -9,7 +9,7 @@ use super::catalog::Key;
 use super::content::{CompiledPolicy, Contents, SpecFields};
 use crate::crd::node_watermark::{Hash, RuleStatus, SchedulingStatus, condition, scheduling};
 use crate::crd::{Kind, NodeWatermarkStatus};
-use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect};
+use crate::engine::policy::{PolicySet, Rule, Strategy, TaintEffect, node_qos_of};
 use crate::reconcilers::observe::wire::{Watermark, sources_fingerprint};
 
 /// One `NodeWatermark` as last seen.
@@ -160,7 +160,7 @@ impl KnownWatermark {
 
 /// The `NodeQOS` of a rule.
 fn source(rule: &str) -> &str {
-    rule.split_once('/').map_or(rule, |(name, _)| name)
+    node_qos_of(rule).unwrap_or(rule)
 }
 
 /// Whether a rule makes its node unschedulable.

@@ -9,9 +9,9 @@ use super::progress;
 use super::queue::WriteQueue;
 use super::rollout::{NodeObservation, Rollout, RolloutPhase};
 use super::targets::TargetCache;
-use super::tightening::{allows_more, is_tighter, source, withhold};
+use super::tightening::{allows_more, is_tighter, source, source_of_pods, withhold};
 use crate::crd::Kind;
-use crate::engine::policy::{PodPolicy, PolicySet, Strategy};
+use crate::engine::policy::{PolicySet, Strategy};
 use crate::engine::time::BootTime;
 use crate::reconcilers::compile::catalog::{Affected, Catalog, Key};
 use crate::reconcilers::compile::content::CompiledPolicy;
@@ -36,10 +36,13 @@ impl Edit {
     fn add(&mut self, key: &Key, pair: Pair, current: &PolicySet) {
         let rules = current.rules.iter().filter(|rule| source(rule) == *key);
         let rules: Vec<_> = rules.collect();
-        let pod = |pod: &&PodPolicy| key.0 == Kind::PodQos && pod.name == key.1;
-        let pod = current.pods.iter().find(pod);
-        let acts = rules.iter().any(|rule| rule.strategy == Strategy::Enforce);
-        self.pairs.insert(pair, pod.is_none() && !acts);
+        let pods = current.pods.iter();
+        let pods: Vec<_> = pods.filter(|it| source_of_pods(it) == *key).collect();
+        let in_force = match key.0 {
+            Kind::PodQos => !pods.is_empty(),
+            _ => rules.iter().any(|rule| rule.strategy == Strategy::Enforce),
+        };
+        self.pairs.insert(pair, !in_force);
         for rule in rules {
             let known = self.before.rules.iter_mut().find(|it| it.id == rule.id);
             match known {
@@ -48,10 +51,13 @@ impl Edit {
                 Some(_) => {}
             }
         }
-        match (self.before.pods.first_mut(), pod) {
-            (None, Some(pod)) => self.before.pods.push(pod.clone()),
-            (Some(known), Some(pod)) if allows_more(known, Some(pod)) => known.clone_from(pod),
-            _ => {}
+        for pod in pods {
+            let known = self.before.pods.iter_mut().find(|it| it.name == pod.name);
+            match known {
+                None => self.before.pods.push(pod.clone()),
+                Some(known) if allows_more(known, Some(pod)) => known.clone_from(pod),
+                Some(_) => {}
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::crd::Kind;
 use crate::engine::policy::{
-    Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, Strategy,
+    Action, CpuThrottle, EvictionSpec, PodPolicy, PolicySet, Rule, Strategy, node_qos_of,
 };
 use crate::reconcilers::compile::catalog::Key;
 
@@ -43,7 +43,7 @@ pub fn withhold(
             .pods
             .iter()
             .find(|before| before.name == policy.name);
-        let source = (Kind::PodQos, policy.name.clone());
+        let source = source_of_pods(policy);
         if !allows_more(policy, before) || released(&source) {
             out.policy.pods.push(policy.clone());
             continue;
@@ -57,8 +57,15 @@ pub fn withhold(
 /// The `NodeQOS` of a rule.
 pub fn source(rule: &Rule) -> Key {
     let id = &*rule.id.0;
-    let name = id.split_once('/').map_or(id, |(name, _)| name);
-    (Kind::NodeQos, name.to_owned())
+    (Kind::NodeQos, node_qos_of(id).unwrap_or(id).to_owned())
+}
+
+/// The object of a pod policy: the `NodeQOS` whose rule has the pods itself, or a `PodQOS`.
+pub fn source_of_pods(policy: &PodPolicy) -> Key {
+    match node_qos_of(&policy.name) {
+        Some(node_qos) => (Kind::NodeQos, node_qos.to_owned()),
+        None => (Kind::PodQos, policy.name.clone()),
+    }
 }
 
 /// Whether a rule acts where it did not before, or earlier or harder.

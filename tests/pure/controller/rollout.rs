@@ -407,6 +407,45 @@ fn a_pod_qos_edit_is_watched_as_long_as_the_slowest_rule_of_its_nodes() {
 }
 
 #[test]
+fn the_pods_of_a_rule_are_an_edit_of_its_node_qos() {
+    let mut cluster = ready(20);
+    let with_pods = |pods: Value| {
+        json!({"rules": [{
+            "name": "cpu", "avoidanceThreshold": 2, "strategy": "Enforce", "pods": pods,
+            "action": {"throttle": {"cpuThrottle": {}}},
+            "metricRule": {"name": "cpu_total_usage", "value": 4000},
+        }]})
+    };
+    let selecting = |cluster: &Cluster, part: &str| -> Vec<String> {
+        let all = cluster.watermarks.iter();
+        let all = all.filter(|(_, it)| it["spec"]["podPolicies"][0][part] != Value::Null);
+        all.map(|(name, _)| name.clone()).collect()
+    };
+    let few = with_pods(json!({"matchLabels": {"workload": "batch"}}));
+    cluster.apply(Kind::NodeQos, "q", &few);
+    cluster.finish();
+    cluster.finish();
+    assert_eq!(selecting(&cluster, "labels").len(), 20);
+    for watermark in cluster.watermarks.values() {
+        let sources = watermark["spec"]["sources"].as_array().unwrap();
+        let from = |it: &Value| it.as_str().unwrap().starts_with("NodeQOS/q@");
+        assert!(sources.iter().all(from), "{sources:?}");
+    }
+    let more = with_pods(json!({"qosClasses": ["BestEffort", "Burstable"]}));
+    cluster.apply(Kind::NodeQos, "q", &more);
+    cluster.settle(0);
+    let canary = selecting(&cluster, "scopes");
+    assert_eq!(canary.len(), 1);
+    cluster.report(&canary[0], breached(4100.0));
+    cluster.finish();
+    assert_eq!(reason(&mut cluster), "CanariesAct");
+    assert_eq!(selecting(&cluster, "scopes"), canary);
+    cluster.apply(Kind::NodeQos, "q", &few);
+    cluster.finish();
+    assert_eq!(selecting(&cluster, "scopes"), [""; 0]);
+}
+
+#[test]
 fn objects_applied_together_share_their_canary() {
     let mut cluster = ready(50);
     cluster.apply(
