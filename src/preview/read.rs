@@ -282,7 +282,9 @@ fn policy(kind: Kind, object: DynamicObject) -> Value {
     let mut value = object.data;
     value["apiVersion"] = crd::API_VERSION.into();
     value["kind"] = kind.name().into();
-    value["metadata"] = json!({"name": object.metadata.name});
+    // An annotation says whether a `PodQOS` only reports.
+    let metadata = object.metadata;
+    value["metadata"] = json!({"name": metadata.name, "annotations": metadata.annotations});
     value
 }
 

@@ -239,6 +239,24 @@ fn it_shows_planned_actions_and_sends_only_get() {
 }
 
 #[test]
+fn a_policy_of_the_cluster_that_only_reports_is_shown_as_such() {
+    let server = Server::start(|path| {
+        let [_, _, mut pods] = policies();
+        pods["spec"] = json!({"labelSelector": {}, "resourceQOS": {"cpuQOS": {"cpuPriority": 7}}});
+        pods["metadata"]["annotations"] = json!({"plimsoll.dev/strategy": "Preview"});
+        match path.split('?').next()?.rsplit('/').next()? {
+            "podqoss" => Some(list(&[pods])),
+            _ => cluster(path),
+        }
+    });
+    let shown = text(&server.preview(&[]).stdout);
+    assert!(
+        shown.contains("PodQOS/all: only report: idle class at all times"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn files_replace_policies_of_the_cluster() {
     let server = Server::start(cluster);
     let file = server.file(&[rule(50, "slow")]);

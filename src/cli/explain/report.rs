@@ -240,12 +240,9 @@ impl Now {
             ));
         }
         for it in &self.would {
-            let amount = it.how.as_deref().unwrap_or_default();
-            lines.push(
-                format!("{} would {} it {amount} (Preview)", it.rule, it.what)
-                    .trim_end()
-                    .to_owned(),
-            );
+            let amount = it.how.iter().map(|how| format!(" ({how})"));
+            let amount: String = amount.collect();
+            lines.push(format!("Preview: {} would {} it{amount}", it.rule, it.what));
         }
         for it in &self.evictions {
             lines.push(format!("{} asked to evict it: {}", it.rule, it.outcome));

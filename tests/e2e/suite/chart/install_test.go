@@ -372,6 +372,11 @@ func (c cluster) secondReleaseIsRejected(t *testing.T) {
 	}
 }
 
+// strategies are those of rules, and of policies on pods that only report.
+func (c cluster) strategies() string {
+	return c.Kubectl("get", "nodeqoss,podqoss", "-o", `jsonpath={.items[*].spec.rules[*].strategy} {.items[*].metadata.annotations.plimsoll\.dev/strategy}`)
+}
+
 // presetChangesPolicies starts with the policies that a hook created for the first revision.
 func (c cluster) presetChangesPolicies(t *testing.T) {
 	policy := func() string { return c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].metadata.uid}") }
@@ -390,18 +395,15 @@ func (c cluster) presetChangesPolicies(t *testing.T) {
 	if !strings.Contains(notes, "The policies of preset conservative are installed") || !strings.Contains(notes, "--set policies.mode=Enforce") {
 		t.Errorf("unexpected notes of the release: %s", notes)
 	}
-	strategies := func() string {
-		return c.Kubectl("get", "nodeqoss,podqoss", "-o", `jsonpath={.items[*].spec.rules[*].strategy} {.items[*].metadata.annotations.plimsoll\.dev/strategy}`)
-	}
 	c.mustHelm("upgrade", "--set", "policies.preset=protect")
 	c.has("plimsoll-protect", "after another preset")
-	if found := strategies(); found != "Preview Preview Preview" {
+	if found := c.strategies(); found != "Preview Preview Preview" {
 		t.Errorf("strategies of preset protect: %q", found)
 	}
 	if notes := c.mustHelm("upgrade", "--reset-then-reuse-values", "--set", "policies.mode=Enforce"); strings.Contains(notes, "only report") {
 		t.Errorf("unexpected notes of mode Enforce: %s", notes)
 	}
-	if found := strategies(); found != "Enforce" {
+	if found := c.strategies(); found != "Enforce" {
 		t.Errorf("strategies of preset protect in mode Enforce: %q", found)
 	}
 	c.mustHelm("upgrade", "--reset-values")
@@ -456,8 +458,25 @@ const elsewhere = "leases.namespace=heartbeats,leases.createNamespace=false"
 
 func (c cluster) uninstallRemovesPoliciesOfFirstRevision(t *testing.T) {
 	c.removeCRDs()
-	c.mustHelm("install", "--set", "policies.preset=conservative,"+elsewhere)
-	c.has("plimsoll-conservative", "at another first installation")
+	c.mustHelm("install", "--set", "policies.preset=protect,"+elsewhere)
+	c.has("plimsoll-protect", "at another first installation")
+	uids := func() string {
+		return c.Kubectl("get", "nodeqoss,podqoss", "-o", "jsonpath={.items[*].metadata.uid}")
+	}
+	// Hooks created them, and Helm changes nothing of what it adopts.
+	for _, mode := range []string{"Enforce", "Enforce", "Preview"} {
+		before, other := uids(), c.strategies()
+		c.mustHelm("upgrade", "--reset-then-reuse-values", "--set", "policies.mode="+mode)
+		expected := map[string]string{"Enforce": "Enforce", "Preview": "Preview Preview Preview"}[mode]
+		if found := c.strategies(); found != expected {
+			t.Errorf("strategies of preset protect in mode %s: %q", mode, found)
+		}
+		if now := uids(); other == expected && now != before {
+			t.Errorf("an upgrade that changed nothing created the policies again: UIDs are %s, were %s", now, before)
+		}
+	}
+	c.mustHelm("upgrade", "--reset-then-reuse-values", "--set", "policies.preset=conservative")
+	c.has("plimsoll-conservative", "after another preset")
 	if _, err := c.ofRelease("uninstall"); err != nil {
 		t.Error(err)
 	}
