@@ -51,7 +51,8 @@ fn docs() -> PathBuf {
 /// Draws the plot of the page's table.
 fn redraw() {
     let page = fs::read_to_string(docs().join("protection.md")).unwrap();
-    plot::draw(&page, &Scene::all(1), &docs().join("protection.svg"));
+    let [_, table, _] = report::parts(&page);
+    plot::draw(table, &Scene::all(1), &docs().join("protection.svg"));
 }
 
 /// Prints the table, and keeps it with its plot; renews the page by them if asked to.

@@ -191,10 +191,16 @@ fn shown(scene: &SceneFigures, row: &Summary) -> String {
     )
 }
 
+/// A page before its table, the table, and the page after it.
+pub fn parts(page: &str) -> [&str; 3] {
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (table, after) = rest.split_once(END).unwrap();
+    [before, table, after]
+}
+
 /// Replaces the table in the page.
 pub fn renew(page: &Path, table: &str) {
     let text = fs::read_to_string(page).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (_, after) = rest.split_once(END).unwrap();
+    let [before, _, after] = parts(&text);
     fs::write(page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
 }

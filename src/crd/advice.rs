@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::avoidance_action::AvoidanceActionSpec;
+use super::avoidance_action::{AvoidanceActionSpec, CpuThrottle};
 use super::finding::{Finding, ObjectRef, Reason, Severity};
 use super::node_qos::NodeRule;
 use super::objects::{Kind, NodeRules, Objects};
@@ -27,39 +27,37 @@ pub fn advice(objects: &Objects) -> Vec<Finding> {
     }
     let standing = objects.pods.values().any(is_idle);
     for (name, action) in &objects.actions {
-        let steps = action
-            .throttle
-            .as_ref()
-            .and_then(|it| it.cpu_throttle.as_ref());
-        if steps.is_some_and(|it| it.idle != Some(true)) && !standing {
+        if cpu_throttle(action).is_some() && !gives_idle(action) && !standing {
             let path = "spec.throttle.cpuThrottle".to_owned();
             let object = object(Kind::AvoidanceAction, name);
             notes.push(note(object, path, Reason::ProtectsLittle, QUOTAS_ALONE));
         }
     }
-    for (name, pods) in &objects.pods {
-        let path = if is_idle(pods) {
-            "spec.resourceQOS.cpuQOS.cpuPriority"
-        } else if pods
-            .allowed_actions
-            .iter()
-            .any(|it| gives_idle(objects, it))
-        {
-            "spec.allowedActions"
-        } else {
-            continue;
-        };
-        if selects_best_effort_only(pods) && objects.pods.values().all(selects_best_effort_only) {
-            let object = object(Kind::PodQos, name);
+    if objects.pods.values().all(selects_best_effort_only) {
+        for (name, pods) in &objects.pods {
+            let mut actions = pods.allowed_actions.iter();
+            let path = if is_idle(pods) {
+                "spec.resourceQOS.cpuQOS.cpuPriority"
+            } else if actions.any(|it| objects.actions.get(it).is_some_and(gives_idle)) {
+                "spec.allowedActions"
+            } else {
+                continue;
+            };
+            let (object, path) = (object(Kind::PodQos, name), path.to_owned());
             notes.push(note(
                 object,
-                path.to_owned(),
+                path,
                 Reason::ProtectsLittle,
                 BEST_EFFORT_ALONE,
             ));
         }
     }
     notes.into_iter().map(|it| objects.locate(it)).collect()
+}
+
+/// Whether some action or `PodQOS` puts pods into the idle class.
+pub fn uses_idle_class(objects: &Objects) -> bool {
+    objects.actions.values().any(gives_idle) || objects.pods.values().any(is_idle)
 }
 
 fn of_rules(object: &ObjectRef, node: &NodeRules, objects: &Objects, notes: &mut Vec<Finding>) {
@@ -129,14 +127,12 @@ fn is_idle(pods: &PodQosSpec) -> bool {
     pods.resource_qos.as_ref().is_some_and(ResourceQos::is_idle)
 }
 
-fn gives_idle(objects: &Objects, action: &str) -> bool {
-    let throttle = objects
-        .actions
-        .get(action)
-        .and_then(|it| it.throttle.as_ref());
-    throttle
-        .and_then(|it| it.cpu_throttle.as_ref())
-        .is_some_and(|it| it.idle == Some(true))
+fn gives_idle(action: &AvoidanceActionSpec) -> bool {
+    cpu_throttle(action).is_some_and(|it| it.idle == Some(true))
+}
+
+fn cpu_throttle(action: &AvoidanceActionSpec) -> Option<&CpuThrottle> {
+    action.throttle.as_ref()?.cpu_throttle.as_ref()
 }
 
 fn selects_best_effort_only(pods: &PodQosSpec) -> bool {

@@ -41,7 +41,7 @@ pub mod validate;
 pub mod windows;
 pub mod words;
 
-pub use advice::{advice, strategies_left_out};
+pub use advice::{advice, strategies_left_out, uses_idle_class};
 pub use avoidance_action::{AvoidanceAction, AvoidanceActionSpec};
 pub use common::{LabelRequirement, LabelSelector};
 pub use compile::{Compiled, compile};
@@ -54,7 +54,6 @@ pub use node_watermark::{NodeWatermark, NodeWatermarkSpec, NodeWatermarkStatus};
 pub use objects::{Kind, Objects};
 pub use pod_qos::{PodQos, PodQosSpec, PodQosStatus};
 pub use report::Report;
-pub use resource_qos::{IDLE_PRIORITY, ResourceQos};
 pub use schema::{definitions, inlined_schema};
 pub use served::missing_fields;
 pub use summary::Summary;

@@ -356,7 +356,8 @@ fn policies_of_the_idle_class_say_how_many_batch_pods_it_holds() {
     };
     let action = include_str!("../../examples/ensurance/idle-class.yaml");
     let standing = include_str!("../../examples/ensurance/standing.yaml");
-    for text in [action, standing] {
+    let one_object = include_str!("../../examples/ensurance/one-object.yaml");
+    for text in [action, standing, one_object] {
         let note = note(text).unwrap();
         assert!(
             note.contains("up to about 5 busy batch pods per CPU"),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::{Deserialize as _, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::sentence;
@@ -11,8 +11,8 @@ use super::sources::{Source, Sources};
 use crate::crd::duration::format_duration;
 use crate::crd::manifest::{Location, ManifestObject, Position, Positions};
 use crate::crd::{
-    Finding, GROUP, Kind, ObjectRef, Objects, Reason, ResourceQos, Severity, advice, compile,
-    strategies_left_out,
+    Finding, GROUP, Kind, ObjectRef, Objects, Reason, Severity, advice, compile,
+    strategies_left_out, uses_idle_class,
 };
 use crate::engine::policy::{NodeFacts, PolicySet, Rule, RuleId, Strategy};
 use crate::messages::count;
@@ -158,6 +158,7 @@ impl<'a> Report<'a> {
         });
         let mut objects = Objects::from_values(values.chain(others));
         let notes = advice(&objects);
+        report.note = uses_idle_class(&objects).then_some(IDLE_NOTE);
         let selectors = objects.node_selectors();
         let selective = selectors.filter(|(_, selector)| selector.is_some());
         report.selective = selective.map(|(name, _)| name.to_owned()).collect();
@@ -245,9 +246,6 @@ impl<'a> Report<'a> {
         };
         let location = (source.name.as_str(), &object.positions);
         locations.entry(reference).or_default().push(location);
-        if asks_for_idle(&object.value) {
-            self.note = Some(IDLE_NOTE);
-        }
         if kind == Kind::NodeQos {
             let notes = strategies_left_out(&object.value).into_iter();
             self.notes
@@ -398,14 +396,6 @@ impl std::fmt::Display for Located<'_> {
         }
         f.write_str(&self.message)
     }
-}
-
-/// Whether it is an action with `idle: true`, or a `PodQOS` with `cpuPriority: 7`.
-fn asks_for_idle(object: &Value) -> bool {
-    let action = object.pointer("/spec/throttle/cpuThrottle/idle");
-    let standing = object.pointer("/spec/resourceQOS");
-    let standing = standing.and_then(|qos| ResourceQos::deserialize(qos).ok());
-    action.and_then(Value::as_bool) == Some(true) || standing.is_some_and(|qos| qos.is_idle())
 }
 
 fn text<'a>(object: &'a ManifestObject, pointer: &str) -> &'a str {

@@ -476,7 +476,7 @@ fn growth(share: std::ops::Range<f64>) -> impl Strategy<Value = Growth> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// The kubelet evicts nobody while there is a pod that the rule may evict.
+    /// The kubelet evicts no pod while there is a pod that the rule may evict.
     #[test]
     fn memory_that_grows_slowly_never_reaches_the_threshold_of_the_kubelet(growth in growth(0.0003..0.003)) {
         let mut sim = growth.simulation();
