@@ -20,7 +20,7 @@ spec:
   matchConditions:
   - name: {{ .component }}
     expression: >-
-      {{- .about | default (printf "request.userInfo.username == 'system:serviceaccount:%s:%s'" .root.Release.Namespace $account) | nindent 6 }}
+      {{- .about | default (printf "request.userInfo.username == 'system:serviceaccount:%s:%s'" (include "plimsoll.namespace" .root) $account) | nindent 6 }}
   {{- include .rules . | nindent 2 }}
 ---
 apiVersion: admissionregistration.k8s.io/v1

@@ -7,6 +7,11 @@ stay unique. */}}
 {{- printf "%s-%s" (.root.Values.fullnameOverride | default $release | trunc $room | trimAll "-.") .component -}}
 {{- end -}}
 
+{{/* The namespace of all objects that have one, but for Leases. Only Helm's own records are in that of the release. */}}
+{{- define "plimsoll.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
+{{- end -}}
+
 {{/* The name of a component's ServiceAccount. Admission policies and flow schemas are named for the account that they are about, as
 `plimsoll doctor` expects. */}}
 {{- define "plimsoll.account" -}}
@@ -22,7 +27,7 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ include "plimsoll.account" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ include "plimsoll.namespace" .root }}
   {{- include "plimsoll.metadata" (merge (dict "annotations" $account.annotations) .) | nindent 2 }}
 # Only its own pods mount the token.
 automountServiceAccountToken: false
@@ -295,7 +300,7 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ include "plimsoll.name" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ include "plimsoll.namespace" .root }}
   {{- include "plimsoll.metadata" . | nindent 2 }}
 spec:
   maxUnavailable: {{ .maxUnavailable | default 1 }}

@@ -52,7 +52,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- define "plimsoll.placement.schedulerConfig" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: true, resourceName: {{ include "plimsoll.name" . }}, resourceNamespace: {{ .root.Release.Namespace }}}
+leaderElection: {leaderElect: true, resourceName: {{ include "plimsoll.name" . }}, resourceNamespace: {{ include "plimsoll.namespace" .root }}}
 profiles:
 - schedulerName: plimsoll
   pluginConfig:
@@ -72,7 +72,7 @@ profiles:
 {{- define "plimsoll.placement.polling" -}}
 {{- with .Values.placement.polling }}
 {{- if .enabled }}
-{{- $agents := list (dict "namespace" $.Release.Namespace "name" (include "plimsoll.name" (dict "root" $ "component" "agent")) "port" "http") }}
+{{- $agents := list (dict "namespace" (include "plimsoll.namespace" $) "name" (include "plimsoll.name" (dict "root" $ "component" "agent")) "port" "http") }}
 {{- dict "interval" .interval "timeout" .timeout "services" (.services | default $agents) | toYaml }}
 {{- end }}
 {{- end }}

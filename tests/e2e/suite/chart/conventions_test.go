@@ -5,12 +5,16 @@ package chart
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"plimsoll.dev/suite/plane"
 )
 
 // labelKey is the label of our objects that users' labels cannot replace.
@@ -173,9 +177,12 @@ func accounts(t *testing.T, rendered string) (agent, controller string) {
 func checkReferences(t *testing.T, rendered string) {
 	t.Helper()
 	agent, controller := accounts(t, rendered)
-	exists := map[string]bool{}
+	exists, namespace := map[string]bool{}, ""
 	for _, object := range objects(t, rendered) {
 		exists[object.GetKind()+" "+object.GetName()] = true
+		if object.GetKind() == "DaemonSet" {
+			namespace = object.GetNamespace()
+		}
 	}
 	// Also the accounts of hooks, and one that the user creates.
 	known := func(account string) bool {
@@ -192,6 +199,9 @@ func checkReferences(t *testing.T, rendered string) {
 			for _, subject := range object.Object["subjects"].([]any) {
 				if account := subject.(map[string]any)["name"].(string); !known(account) {
 					t.Errorf("%s binds ServiceAccount %s, which does not exist", what, account)
+				}
+				if of := subject.(map[string]any)["namespace"]; of != namespace {
+					t.Errorf("%s binds an account of namespace %v, not %s", what, of, namespace)
 				}
 			}
 		}
@@ -210,7 +220,7 @@ func checkReferences(t *testing.T, rendered string) {
 		}
 	}
 	for _, account := range []string{agent, controller} {
-		if !strings.Contains(about, "request.userInfo.username == 'system:serviceaccount:plimsoll:"+account+"'") || !strings.Contains(about, "request.name == '"+account+"'") {
+		if !strings.Contains(about, "request.userInfo.username == 'system:serviceaccount:"+namespace+":"+account+"'") || !strings.Contains(about, "request.name == '"+account+"'") {
 			t.Errorf("no admission policy matches requests of %s", account)
 		}
 		if !users[account+"-node"] || !users[account+"-token"] { // where plimsoll doctor expects them
@@ -222,6 +232,43 @@ func checkReferences(t *testing.T, rendered string) {
 			t.Errorf("%s runs as ServiceAccount %s, which does not exist", name, spec.ServiceAccountName)
 		}
 		checkFlags(t, name, spec, exists, agent)
+	}
+}
+
+// TestNamespaceOverrideHoldsForEverything: with an override the output is that of a release in this namespace, hooks included.
+func TestNamespaceOverrideHoldsForEverything(t *testing.T) {
+	withHooks := t.TempDir()
+	if err := os.CopyFS(withHooks, os.DirFS(plane.Absolute(t, chart))); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"test", "uninstall", "emergency-stop"} {
+		file := filepath.Join(withHooks, "templates", name+".yaml")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Without a cluster the chart renders no hooks.
+		always := strings.Replace(string(text), `if include "plimsoll.asksCluster" .`, "if true", 1)
+		if err := os.WriteFile(file, []byte(always), 0o600); err != nil || always == string(text) {
+			t.Fatalf("%s has no such condition (%v)", file, err)
+		}
+	}
+	in := func(namespace string, args ...string) string {
+		t.Helper()
+		args = append([]string{"template", "plimsoll", withHooks, "--namespace", namespace, "--values", combinations(t)["namespace"], "--set", "restoreNode=worker-1",
+			"--api-versions", "security.openshift.io/v1"}, args...)
+		rendered, err := run(t, "", plane.Helm(), args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rendered
+	}
+	overridden := in("plimsoll")
+	if overridden != in("qos-system", "--set", "namespaceOverride=") {
+		t.Error("namespaceOverride=qos-system and a release in qos-system render different objects")
+	}
+	if !strings.Contains(overridden, "helm.sh/hook: pre-delete") {
+		t.Error("the hooks are not rendered")
 	}
 }
 

@@ -155,7 +155,9 @@ func (c cluster) mustHelm(command string, args ...string) string {
 }
 
 func (c cluster) everyCombinationIsValid(t *testing.T) {
-	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: heartbeats}}")
+	for _, namespace := range []string{"heartbeats", "qos-system"} {
+		c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")
+	}
 	for name, file := range combinations(t) {
 		// The Prometheus operator's CRDs are missing here: checkMonitoring validates these objects. MutatingAdmissionPolicies are not served
 		// before Kubernetes 1.36: package placement installs one.
@@ -187,6 +189,10 @@ func (c cluster) unusableClustersAreRejected(t *testing.T) {
 	}
 	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "policies.preset=preview,crds.install=false")
 	if err == nil || !strings.Contains(err.Error(), "policies.preset=preview needs the CRDs of Plimsoll, which this cluster does not have: plimsoll crds") || !strings.Contains(err.Error(), " | kubectl apply") {
+		t.Errorf("helm install did not fail with the expected message: %v", err)
+	}
+	_, err = c.helm("install", "plimsoll", "plimsoll", "--set", "namespaceOverride=nowhere")
+	if err == nil || !strings.Contains(err.Error(), "namespaceOverride: there is no namespace nowhere, and Helm creates only that of the release: kubectl create namespace nowhere") {
 		t.Errorf("helm install did not fail with the expected message: %v", err)
 	}
 	c.Apply("{apiVersion: v1, kind: Namespace, metadata: {name: plain}}")
@@ -370,6 +376,10 @@ func (c cluster) secondReleaseIsRejected(t *testing.T) {
 			}
 		}
 	}
+	if _, err := c.helm("upgrade", "plimsoll", "plimsoll", "--set", "namespaceOverride=other"); err == nil ||
+		!strings.Contains(err.Error(), "namespaceOverride: the objects of release plimsoll are in namespace plimsoll; an upgrade cannot move them to other") {
+		t.Errorf("the release may move: %v", err)
+	}
 }
 
 // strategies are those of rules, and of policies on pods that only report.
@@ -444,9 +454,14 @@ func (c cluster) uninstallKeepsCRDsAndPolicies(t *testing.T) {
 	if found := c.Kubectl("get", "clusterrolebindings,clusterroles,flowschemas,prioritylevelconfigurations,apiservices", "-l", "app.kubernetes.io/name=plimsoll", "-o", "name"); found != "" {
 		t.Errorf("not deleted: %s", found)
 	}
-	// The next release may own the CRDs, whatever its name.
-	if _, err := c.helm("install", "second", "other", "--take-ownership", "--set", elsewhere); err != nil {
-		t.Error(err)
+	// The next release may own the CRDs, whatever its name, and have its objects in another namespace.
+	for _, command := range []string{"install", "upgrade"} {
+		if _, err := c.helm(command, "second", "other", "--take-ownership", "--set", elsewhere+",namespaceOverride=plain"); err != nil {
+			t.Error(err)
+		}
+	}
+	if found := c.Kubectl("get", "deployments,daemonsets", "-A", "-o", "jsonpath={.items[*].metadata.namespace}"); found != "plain plain" {
+		t.Errorf("with namespaceOverride the workloads are in %q", found)
 	}
 	if _, err := run(t, "", plane.Helm(), "--kubeconfig", c.Kubeconfig, "uninstall", "second", "--namespace", "other", "--no-hooks"); err != nil {
 		t.Error(err)
