@@ -96,14 +96,6 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Security context of both containers. */}}
-{{- define "plimsoll.hardening" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
 {{/* An agent's mounts from its node: the cgroup trees read-only, and in each the pods' part writable. The dict has root and layout. */}}
 {{- define "plimsoll.cgroupTrees" -}}
 {{ eq .layout.cgroup "v1" | ternary (list "cpu" "cpuacct" "memory") (list "") | toJson }}
@@ -130,14 +122,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end -}}
 
-{{/* Root, because cgroup files belong to root, without anything else. */}}
-{{- define "plimsoll.agentHardening" -}}
-runAsUser: 0
-{{- include "plimsoll.hardening" . | nindent 0 }}
+{{/* Security context of an agent's container. On OpenShift it needs the type that containers of an administrator have. */}}
+{{- define "plimsoll.agentSecurityContext" -}}
+{{- $context := deepCopy .Values.agent.securityContext }}
 {{- $usual := empty (include "plimsoll.onOpenShift" .) | ternary dict (dict "type" "spc_t") }}
-{{- with .Values.agent.seLinuxOptions | default $usual }}
-seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- with $context.seLinuxOptions | default .Values.agent.seLinuxOptions | default $usual }}
+{{- $_ := set $context "seLinuxOptions" . }}
 {{- end }}
+{{- toYaml $context }}
 {{- end -}}
 
 {{/* "true" if pods need SecurityContextConstraints. */}}
@@ -145,20 +137,12 @@ seLinuxOptions: {{- toYaml . | nindent 2 }}
 {{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end -}}
 {{- end -}}
 
-{{- define "plimsoll.livenessProbe" -}}
-livenessProbe:
-  httpGet: {path: /livez, port: http}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
-{{- end -}}
-
-{{- define "plimsoll.probes" -}}
-{{ include "plimsoll.livenessProbe" . }}
-readinessProbe:
-  httpGet: {path: /readyz, port: http}
-  periodSeconds: 5
-  timeoutSeconds: 5
+{{/* A probe; the dict has path, values (times and thresholds), and port and scheme if it is not the HTTP port. */}}
+{{- define "plimsoll.probe" -}}
+httpGet: {path: {{ .path }}, port: {{ .port | default "http" }}{{ with .scheme }}, scheme: {{ . }}{{ end }}}
+{{- with .values }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end -}}
 
 {{/* Labels and annotations of the pods of agents and controller; the dict may have labels. The annotation for the file of windows restarts
@@ -233,7 +217,7 @@ spec:
   {{- with .root.Values.controller.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
-  securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532, seccompProfile: {type: RuntimeDefault}}
+  securityContext: {{- toYaml .root.Values.controller.podSecurityContext | nindent 4 }}
   {{- include "plimsoll.nodeSelector" (dict "wanted" .root.Values.controller.nodeSelector) | nindent 2 }}
   tolerations:
   # All nodes may be closed, by us.
@@ -248,7 +232,7 @@ spec:
     # `kubectl describe pod` shows the reason of a failure too.
     terminationMessagePolicy: FallbackToLogsOnError
     resources: {{- toYaml .root.Values.controller.resources | nindent 6 }}
-    securityContext: {{- include "plimsoll.hardening" .root | nindent 6 }}
+    securityContext: {{- toYaml .root.Values.controller.securityContext | nindent 6 }}
 {{- end -}}
 
 {{/* "true" if cert-manager issues the replicas' certificate. */}}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"plimsoll.dev/suite/plane"
@@ -96,6 +97,66 @@ func TestExtrasReachThePods(t *testing.T) {
 	for _, name := range ofTheUser {
 		if object := one(t, rendered, "ConfigMap", name); field[string](t, object, "metadata", "namespace") != "plimsoll" {
 			t.Errorf("the templates of %s are not evaluated: %v", name, object)
+		}
+	}
+}
+
+// TestSecurityContextsAndProbesAreMergedWithTheDefaults: what is not set stays as hardened as by default, and null removes it.
+func TestSecurityContextsAndProbesAreMergedWithTheDefaults(t *testing.T) {
+	byDefault, err := render(t, "--set", "placement.scheduler.enabled=true,restoreNode=worker-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rendered, err := render(t, "--values", combinations(t)["conventions"], "--set", "restoreNode=worker-1,agent.securityContext.capabilities.add={SYS_NICE},controller.podSecurityContext.runAsUser=null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, pods := podsOf(t, byDefault), podsOf(t, rendered)
+	if len(pods) != 4 || len(defaults) != 4 {
+		t.Fatalf("the chart renders %d kinds of pods, by default %d", len(pods), len(defaults))
+	}
+	for name, spec := range pods {
+		pod, container := *defaults[name].SecurityContext.DeepCopy(), *defaults[name].Containers[0].SecurityContext.DeepCopy()
+		runtimeDefault := corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeRuntimeDefault}
+		pod.SupplementalGroups, pod.AppArmorProfile = []int64{4000}, &runtimeDefault
+		container.SELinuxOptions = &corev1.SELinuxOptions{Level: "s0:c1,c2"}
+		if strings.Contains(name, "-agent-") {
+			container.Capabilities.Add = []corev1.Capability{"SYS_NICE"}
+		} else {
+			pod.RunAsUser = nil
+		}
+		if !equality.Semantic.DeepEqual(*spec.SecurityContext, pod) {
+			t.Errorf("%s has the security context %+v, not %+v", name, *spec.SecurityContext, pod)
+		}
+		if found := *spec.Containers[0].SecurityContext; !equality.Semantic.DeepEqual(found, container) || !*found.ReadOnlyRootFilesystem || *found.AllowPrivilegeEscalation || len(found.Capabilities.Drop) != 1 {
+			t.Errorf("the container of %s has the security context %+v, not %+v", name, found, container)
+		}
+		if container := spec.Containers[0]; container.Name == "agent" || container.Name == "controller" {
+			alive, ready := defaults[name].Containers[0].LivenessProbe, defaults[name].Containers[0].ReadinessProbe
+			alive.TimeoutSeconds, ready.FailureThreshold, ready.InitialDelaySeconds = 7, 4, 3
+			if alive.PeriodSeconds == 0 || !equality.Semantic.DeepEqual(container.LivenessProbe, alive) || !equality.Semantic.DeepEqual(container.ReadinessProbe, ready) {
+				t.Errorf("%s has the probes %+v and %+v, not %+v and %+v", name, container.LivenessProbe, container.ReadinessProbe, alive, ready)
+			}
+		}
+	}
+}
+
+// TestAgentsTolerateWhatIsConfigured, and always our own taint.
+func TestAgentsTolerateWhatIsConfigured(t *testing.T) {
+	ours := corev1.Toleration{Key: "interference.crane.io", Operator: corev1.TolerationOpExists}
+	batch := corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "batch", Effect: corev1.TaintEffectNoSchedule}
+	for json, want := range map[string][]corev1.Toleration{
+		"":                     {{Operator: corev1.TolerationOpExists}},
+		`agent.tolerations=[]`: {ours},
+		`agent.tolerations=[{"key":"dedicated","operator":"Equal","value":"batch","effect":"NoSchedule"}]`: {ours, batch},
+		`agent.tolerations=[{"operator":"Exists","effect":"NoExecute"}]`:                                   {ours, {Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}},
+	} {
+		rendered, err := render(t, "--set-json", json)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := podsOf(t, rendered)["DaemonSet plimsoll-agent-v2"].Tolerations; !slices.Equal(found, want) {
+			t.Errorf("%s: agents tolerate %v", json, found)
 		}
 	}
 }

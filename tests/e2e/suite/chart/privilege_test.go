@@ -171,6 +171,7 @@ func TestAgentsHaveConfiguredSELinuxLabels(t *testing.T) {
 		{[]string{"--set", "agent.seLinuxOptions.type=spc_t"}, "spc_t"},
 		{[]string{"--api-versions", "security.openshift.io/v1"}, "spc_t"},
 		{[]string{"--api-versions", "security.openshift.io/v1", "--set", "agent.seLinuxOptions.type=mine_t"}, "mine_t"},
+		{[]string{"--api-versions", "security.openshift.io/v1", "--set", "agent.securityContext.seLinuxOptions.type=mine_t"}, "mine_t"},
 	} {
 		rendered, err := render(t, append(c.args, "--set", "restoreNode=worker-1")...)
 		if err != nil {
