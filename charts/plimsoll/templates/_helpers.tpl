@@ -96,6 +96,16 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{/* The layouts as JSON: those of the values, or the one of a distribution, as docs/install.md has it. */}}
+{{- define "plimsoll.layouts" -}}
+{{- $layouts := .Values.agent.layouts }}
+{{- with .Values.agent.distribution }}
+{{- $kubepods := eq . "kind" | ternary "kubelet.slice/kubelet-kubepods.slice" "kubepods.slice" }}
+{{- $layouts = list (dict "name" "v2" "cgroup" "v2" "kubepods" $kubepods "nodeSelector" dict) }}
+{{- end }}
+{{- toJson $layouts }}
+{{- end -}}
+
 {{/* An agent's mounts from its node: the cgroup trees read-only, and in each the pods' part writable. The dict has root and layout. */}}
 {{- define "plimsoll.cgroupTrees" -}}
 {{ eq .layout.cgroup "v1" | ternary (list "cpu" "cpuacct" "memory") (list "") | toJson }}

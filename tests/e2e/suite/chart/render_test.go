@@ -155,6 +155,8 @@ var rejected = []struct{ set, message string }{
 		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
 	{"agent.layouts[1].name=v1,agent.layouts[1].cgroup=v1,agent.layouts[1].kubepods=kubepods,agent.layouts[1].nodeSelector.pool=a,agent.layouts[0].nodeSelector.pool=a," + v2,
 		"agent.layouts: every node of layout v1 is in layout v2 too, but may have only one agent"},
+	{"agent.distribution=minikube", "at '/agent/distribution': value must be one of '', 'kubeadm', 'kind', 'k3s', 'eks', 'gke', 'aks', 'openshift'"},
+	{"agent.distribution=kind,agent.layouts[0].name=v2,agent.layouts[0].cgroup=v2,agent.layouts[0].kubepods=kubepods", "agent.distribution is kind, which stands for a layout, but agent.layouts is set too: remove one of them"},
 	{"windows[0].name=a,windows[0].source=gpu_usage,windows[0].window=avg_5m", "at '/windows/0/source': value must be one of 'cpu_load_15_min',"},
 	{"windows[0].name=a,windows[0].source=pod_cpu_delay,windows[0].window=avg_5m", "at '/windows/0/source': value must be one of"},
 	{"windows[0].name=a,windows[0].source=disk_utilization,windows[0].window=avg_5m,windows[0].httpGet.port=1", "at '/windows/0/source': 'not' failed"},
@@ -359,6 +361,39 @@ func TestAgentCanWriteOnlyBelowKubepods(t *testing.T) {
 		if path := "{path: /sys/fs/cgroup/" + strings.Trim(kubepods, "/") + ", type: Directory}"; err != nil || !strings.Contains(rendered, path) {
 			t.Errorf("kubepods %q does not become %s (%v)", kubepods, path, err)
 		}
+	}
+}
+
+// TestDistributionsHaveTheLayoutsOfTheGuide compares agent.distribution with the table of docs/install.md.
+func TestDistributionsHaveTheLayoutsOfTheGuide(t *testing.T) {
+	guide, err := os.ReadFile(plane.Absolute(t, "docs/install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := 0
+	for line := range strings.Lines(string(guide)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 6 || strings.Contains(line, "`agent.distribution`") {
+			continue
+		}
+		names, layout := strings.Split(cells[2], "`"), strings.Split(cells[3], "`")
+		for i := 1; i < len(names); i += 2 {
+			known++
+			for _, release := range [][]string{nil, {"--set", "restoreNode=worker-1"}} {
+				rendered, err := render(t, append(release, "--set", "agent.distribution="+names[i])...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for name, spec := range podsOf(t, rendered) {
+					if strings.Contains(name, "-agent-") && !slices.Contains(hostPaths(spec), "/sys/fs/cgroup/"+layout[1]+" w") {
+						t.Errorf("%s: %s mounts %v, and docs/install.md has %s", names[i], name, hostPaths(spec), layout[1])
+					}
+				}
+			}
+		}
+	}
+	if known != 7 {
+		t.Errorf("the table of docs/install.md has %d distributions", known)
 	}
 }
 
