@@ -9,10 +9,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::cluster_args::ClusterArgs;
+use super::logging::{self, LogArgs};
 use super::period::EvaluationPeriod;
 use super::run::StateDirArgs;
 use super::windows::WindowsFile;
-use super::{LEASE_NAMESPACE, duration, logging, runtime};
+use super::{LEASE_NAMESPACE, duration, runtime};
 use crate::agent::{self, AgentError, Options, PodData, PodRef, Stop};
 use crate::agent::{direct_report, heartbeat};
 use crate::crd::crane_annotations::Zone;
@@ -153,6 +154,9 @@ pub struct Args {
     #[command(flatten)]
     placement: Placement,
 
+    #[command(flatten)]
+    log: LogArgs,
+
     /// Restore everything that an agent changed on this node, list each file, and exit. Without an API server the taint
     /// and the condition stay
     #[arg(long)]
@@ -189,7 +193,7 @@ fn renew_interval(text: &str) -> Result<Duration, String> {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    logging::init();
+    logging::init(args.log.format);
     let options = args.options()?;
     match runtime::start()?.block_on(args.start(options)) {
         Err(error) if error.is_another_agent() => {

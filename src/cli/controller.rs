@@ -12,9 +12,10 @@ use tokio::sync::watch;
 
 use super::cluster_args::ClusterArgs;
 use super::eviction_budgets::EvictionArgs;
+use super::logging::{self, LogArgs};
 use super::period::EvaluationPeriod;
 use super::windows::AgentWindowsFile;
-use super::{FileErrors, LEASE_NAMESPACE, duration, logging, runtime, settings_file};
+use super::{FileErrors, LEASE_NAMESPACE, duration, runtime, settings_file};
 use crate::clock;
 use crate::cluster::client::Server;
 use crate::crd;
@@ -170,6 +171,9 @@ pub struct Args {
     windows: AgentWindowsFile,
 
     #[command(flatten)]
+    log: LogArgs,
+
+    #[command(flatten)]
     evictions: EvictionArgs,
 }
 
@@ -277,7 +281,7 @@ impl Args {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    logging::init();
+    logging::init(args.log.format);
     runtime::start()?.block_on(control(args))?;
     Ok(ExitCode::SUCCESS)
 }

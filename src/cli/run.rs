@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::check::label;
+use super::duration;
+use super::logging::{self, LogFormat};
 use super::period;
 use super::windows::WindowsFile;
-use super::{duration, logging};
 use crate::node::cgroup::CgroupPath;
 use crate::standalone::output::EventFormat;
 use crate::standalone::pods::PodSources;
@@ -119,7 +120,7 @@ pub struct StateDirArgs {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    logging::init();
+    logging::init(LogFormat::Text);
     if args.pods.is_empty() && args.pods_under.is_empty() && !args.restore {
         tracing::warn!("no --pods or --pods-under given: rules can only keep new work away");
     }

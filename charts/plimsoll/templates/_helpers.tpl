@@ -171,6 +171,13 @@ the pods when it changes, because they read it once. */}}
 {{- include "plimsoll.podMetadata" (merge (dict "annotations" $annotations "podLabels" $values.podLabels "podAnnotations" $values.podAnnotations) .) }}
 {{- end -}}
 
+{{/* Not written for text, so that an older image starts. */}}
+{{- define "plimsoll.logArgument" -}}
+{{- if ne .Values.logFormat "text" }}
+- --log-format={{ .Values.logFormat }}
+{{- end }}
+{{- end -}}
+
 {{- define "plimsoll.windowsArgument" -}}
 {{- if .Values.windows }}
 - --windows=/etc/plimsoll/windows/windows.yaml

@@ -140,6 +140,7 @@ var rejected = []struct{ set, message string }{
 	{"monitoring.podMonitor.relabelings[0].sourceLabel=a", "value must be 'sourceLabels'"},
 	{"monitoring.serviceMonitor.metricRelabeling=a", "value must be 'monitoring.serviceMonitor.metricRelabelings'"},
 	{"monitoring.alerts.runbookURL=docs/runbook.md", "at '/monitoring/alerts/runbookURL': value must be 'the URL of a page, without #'"},
+	{"logFormat=xml", "at '/logFormat': value must be one of 'text', 'json'"},
 	{"image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"},
 	{"policies.preset=aggressive", "at '/policies/preset': value must be one of 'none', 'protect', 'standing', 'conservative', 'preview'"},
 	{"placement.labels.enabled=false", "value must be 'placement.label'"},
@@ -276,6 +277,20 @@ func TestAgentExposesPodMetricsOnlyIfConfigured(t *testing.T) {
 		for _, flag := range []string{"--pod-metrics", "--open-node-metric"} {
 			if slices.Contains(args, flag) != slices.Contains(want, flag) {
 				t.Errorf("%s: agents run with %v", set, args)
+			}
+		}
+	}
+}
+
+func TestLogsHaveTheConfiguredFormat(t *testing.T) {
+	for set, want := range map[string]bool{"logFormat=text": false, "logFormat=json": true} {
+		rendered, err := render(t, "--set", set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, spec := range podsOf(t, rendered) {
+			if slices.Contains(spec.Containers[0].Args, "--log-format=json") != want {
+				t.Errorf("%s: %s runs with %v", set, name, spec.Containers[0].Args)
 			}
 		}
 	}
