@@ -206,6 +206,12 @@ func (c cluster) installCreatesCRDsAndPolicies(t *testing.T) {
 	if !strings.Contains(notes, "The policies of preset preview are installed") || strings.Contains(notes, "kubectl label namespace") {
 		t.Errorf("unexpected notes of the release: %s", notes)
 	}
+	for _, part := range []string{"helm test plimsoll -n plimsoll\n", "plimsoll doctor ", "plimsoll top ", "plimsoll stop --reason", "into its label plimsoll.dev/load",
+		"may create tokens for the ServiceAccounts of agents and controller: only\n", "https://github.com/plimsoll/plimsoll/blob/main/docs/SUMMARY.md"} {
+		if !strings.Contains(notes, part) {
+			t.Errorf("the notes of the release lack %q: %s", part, notes)
+		}
+	}
 	c.has("plimsoll-preview", "at the first installation")
 	if found := c.Kubectl("get", "nodeqoss", "-o", "jsonpath={.items[*].spec.rules[*].strategy} {.items[*].spec.selector}"); strings.TrimSpace(found) != "Preview Preview Preview Preview" {
 		t.Errorf("unexpected strategies or selectors of preset preview: %s", found)
