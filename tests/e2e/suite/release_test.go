@@ -230,6 +230,7 @@ func (r *release) installWith(t *testing.T, preset string) {
 		return nil
 	})
 	r.setValues(t, repository, tag, generousBudgets+"policies: {preset: "+preset+"}\n")
+	r.page.Run(t, "Where a Pod Security standard is enforced by default") // other tests let Helm create the namespace
 	r.page.Run(t, "Install")
 	r.setValues(t, repository, tag, generousBudgets)
 }
