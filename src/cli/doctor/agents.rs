@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use super::finding::{DoctorFinding, INSTALL, finding, full_name, list};
 use super::layout;
 use super::pods::{AgentPod, expected, pods, running, shared_nodes, up};
-use super::snapshot::{AgentNamespace, ClusterSnapshot, InstalledWorkload as _, items};
+use super::snapshot::{AgentNamespace, AgentNode, ClusterSnapshot, InstalledWorkload as _, items};
 use crate::messages::count;
 
 /// A node's clock that is further ahead than this is wrong, or ours is.
@@ -340,16 +340,46 @@ pub(super) fn without_image(snapshot: &ClusterSnapshot) -> Option<DoctorFinding>
     Some(finding("agents", what, fix))
 }
 
+/// Nodes with taints that agents do not tolerate, and where none runs.
+fn tainted_nodes(snapshot: &ClusterSnapshot) -> BTreeSet<&str> {
+    let (running, sets) = (running(snapshot), items(&snapshot.daemon_sets));
+    let is_kept_away = |node: &&AgentNode| {
+        let admits = |set: &DaemonSet| node.taints.iter().all(|taint| set.tolerates(taint));
+        !sets.is_empty() && !sets.iter().any(admits)
+    };
+    let tainted = items(&snapshot.nodes).iter().filter(is_kept_away);
+    let tainted = tainted.map(|node| node.name.as_str());
+    tainted.filter(|node| !running.contains(node)).collect()
+}
+
+/// Nodes that agents stay away from, as agent.tolerations may want it.
+pub(super) fn without_toleration(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
+    let nodes = tainted_nodes(snapshot);
+    if nodes.is_empty() {
+        return None;
+    }
+    let what = format!(
+        "none runs on {} with taints that agents do not tolerate: {}",
+        count(nodes.len(), "node"),
+        list(nodes)
+    );
+    let fix =
+        "nothing, if no policy is meant for them; otherwise add their taints to agent.tolerations";
+    Some(finding("agents", what, fix))
+}
+
 /// Nodes that no layout selects.
 pub(super) fn unselected_nodes(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
     let unread = snapshot.agents.iter().any(|it| it.pods.is_err());
     if snapshot.agents.is_empty() || unread {
         return None;
     }
-    let (pods, unsupported) = (pods(snapshot), unsupported_nodes(snapshot));
+    let pods = pods(snapshot);
+    let mut excepted = unsupported_nodes(snapshot);
+    excepted.extend(tainted_nodes(snapshot));
     let scheduled: BTreeSet<&str> = pods.iter().filter_map(|pod| pod.node.as_deref()).collect();
     let nodes = names(snapshot);
-    let has_no_agent = |node: &&str| !scheduled.contains(node) && !unsupported.contains(node);
+    let has_no_agent = |node: &&str| !scheduled.contains(node) && !excepted.contains(node);
     let without: Vec<&str> = nodes.filter(has_no_agent).collect();
     // `uncreated` and `unready` report pods that have no node yet.
     let sets = items(&snapshot.daemon_sets).iter();

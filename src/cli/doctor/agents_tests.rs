@@ -75,6 +75,32 @@ fn a_node_of_another_architecture_is_noted() {
 }
 
 #[test]
+fn a_node_whose_taint_agents_do_not_tolerate_is_noted() {
+    let taint = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
+    let taint = serde_json::from_value(taint).expect("a taint");
+    let mut snapshot = healthy_snapshot();
+    snapshot.nodes.as_mut().expect("a list")[1].taints = vec![taint];
+    assert_eq!(notes(&snapshot), [], "an agent runs there");
+    let mut agents = set("agent-v2", [1, 1, 1]);
+    snapshot.daemon_sets = of(vec![agents.clone()]);
+    snapshot.agents[0].pods = pods(&[["agent-v2-x", "1/1", "Running", "a"]]);
+    assert_eq!(findings(&snapshot), [], "it may be wanted");
+    let texts: Vec<String> = notes(&snapshot).iter().map(ToString::to_string).collect();
+    let noted = "none runs on 1 node with taints that agents do not tolerate: b";
+    assert!(texts.len() == 1 && texts[0].contains(noted), "{texts:?}");
+    agents["spec"]["template"]["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+    snapshot.daemon_sets = of(vec![agents]);
+    let found: Vec<String> = findings(&snapshot)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert!(
+        found.len() == 1 && found[0].contains("none runs on 1 node: b"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn a_node_with_agents_of_two_layouts_is_reported() {
     for [ready, status] in [["0/1", "CrashLoopBackOff"], ["0/1", "ContainerCreating"]] {
         let twice = |it: &mut ClusterSnapshot| {

@@ -74,6 +74,7 @@ const CHECKS: &[(Check, Level, Level)] = &[
     (Each(policies::unused_actions), Problem, Off),
     (Each(policies::without_pods), Note, Off),
     (One(agents::without_image), Note, Note),
+    (One(agents::without_toleration), Note, Note),
     (One(admission::not_permitted_to_test), Note, Off),
     (One(flow::no_flow_control), Note, Off),
     (One(placement::unread_label), Note, Off),

@@ -10,7 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node, Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node, Pod, PodTemplateSpec, Taint};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use k8s_openapi::apimachinery::pkg::version::Info;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
@@ -31,7 +31,7 @@ use crate::cli::progress::ProgressLine;
 use crate::clock;
 use crate::cluster::client::{CallError, call};
 use crate::cluster::list::all;
-use crate::cluster::nodes::MANAGED_SELECTOR;
+use crate::cluster::nodes::{MANAGED_SELECTOR, tolerates};
 use crate::crd::crane_annotations::CraneAnnotations;
 use crate::crd::emergency_stop::OBJECT;
 use crate::crd::{AvoidanceAction, NodeQos, NodeWatermark, PodQos, load_label};
@@ -119,6 +119,8 @@ pub(super) struct AgentNode {
     pub deleted: bool,
     /// The image is not for its architecture.
     pub unsupported_architecture: bool,
+    /// Its taints, except those that every pod of a `DaemonSet` tolerates, and those that only advise against it.
+    pub taints: Vec<Taint>,
     /// Its label `plimsoll.dev/load`.
     pub load_label: Option<String>,
     /// Its annotations for crane-scheduler.
@@ -136,11 +138,19 @@ impl From<Node> for AgentNode {
                 .labels()
                 .get(ARCHITECTURE)
                 .is_some_and(|it| !ARCHITECTURES.contains(&it.as_str())),
+            taints: taints(&node),
             load_label: node.labels().get(load_label::KEY).cloned(),
             crane: CraneAnnotations::of(node.metadata.annotations.as_ref()),
             name: node.name_any(),
         }
     }
+}
+
+fn taints(node: &Node) -> Vec<Taint> {
+    let all = node.spec.iter().flat_map(|it| &it.taints).flatten();
+    let hard = all.filter(|it| it.effect != "PreferNoSchedule");
+    let others = hard.filter(|it| !it.key.starts_with("node.kubernetes.io/"));
+    others.cloned().collect()
 }
 
 /// A namespace with agents.
@@ -187,6 +197,12 @@ pub(super) trait InstalledWorkload: Resource<DynamicType = ()> {
     fn account(&self) -> Option<&str> {
         let pod = self.template()?.spec.as_ref()?;
         pod.service_account_name.as_deref()
+    }
+
+    fn tolerates(&self, taint: &Taint) -> bool {
+        let pod = self.template().and_then(|it| it.spec.as_ref());
+        let mut tolerations = pod.into_iter().flat_map(|it| &it.tolerations).flatten();
+        tolerations.any(|it| tolerates(it, taint))
     }
 
     /// The values of a command line argument, such as `--lease-name=`.

@@ -100,6 +100,7 @@ fn nodes(rows: &[(&str, bool)]) -> Read<Vec<AgentNode>> {
         ready: *ready,
         deleted: false,
         unsupported_architecture: false,
+        taints: Vec::new(),
         load_label: Some("45".to_owned()),
         crane: CraneAnnotations::default(),
     };

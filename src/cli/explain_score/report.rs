@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::pod::ExplainedPod;
 use super::scheduler_views::{CraneLine, SchedulerViews};
+use crate::cluster::nodes::tolerates;
 use crate::crd::NodeMetricStatus;
 use crate::crd::load_label::{DEFAULT_HEADROOM, FULL, KEY, LoadLabel};
 use crate::crd::node_metric::condition::HEALTHY;
@@ -252,16 +253,6 @@ fn passed_over(pod: &ExplainedPod, node: &k8s::Node, name: &str) -> Vec<String> 
     why
 }
 
-/// As `ToleratesTaint` of Kubernetes.
-fn tolerates(toleration: &k8s::Toleration, taint: &k8s::Taint) -> bool {
-    let all = |text: &Option<String>| text.as_deref().unwrap_or_default().is_empty();
-    let effect = all(&toleration.effect) || toleration.effect.as_ref() == Some(&taint.effect);
-    let key = all(&toleration.key) || toleration.key.as_ref() == Some(&taint.key);
-    let exists = toleration.operator.as_deref() == Some("Exists");
-    let value = |text: &Option<String>| text.clone().unwrap_or_default();
-    effect && key && (exists || value(&toleration.value) == value(&taint.value))
-}
-
 /// What decides the load, where that is not in the columns of CPU and memory.
 fn beside_columns(load: &Load) -> Option<String> {
     let resource = match load.worst.as_str() {
@@ -469,26 +460,5 @@ mod tests {
             !text.contains("not its agent's"),
             "loads up to 60 count alike: {text}"
         );
-    }
-
-    #[test]
-    fn tolerations_are_read_as_by_kubernetes() {
-        let taint: k8s::Taint =
-            serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoSchedule"}))
-                .expect("a taint");
-        for (toleration, expected) in [
-            (json!({"operator": "Exists"}), true),
-            (json!({"key": "k", "operator": "Exists"}), true),
-            (json!({"key": "k", "value": "v"}), true),
-            (json!({"key": "k", "value": "w"}), false),
-            (json!({"key": "k"}), false),
-            (
-                json!({"key": "k", "value": "v", "effect": "NoExecute"}),
-                false,
-            ),
-        ] {
-            let read: k8s::Toleration = serde_json::from_value(toleration.clone()).expect("one");
-            assert_eq!(tolerates(&read, &taint), expected, "{toleration}");
-        }
     }
 }
