@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, geteuid};
 
 use super::output::Output;
-use super::{print, print_error, terminal_width};
+use super::{print, print_error, print_text, terminal_width};
 use crate::demo::leftovers;
 use crate::demo::live::{self, Options};
 use crate::demo::obstacle::Obstacle;
@@ -178,12 +178,11 @@ impl Args {
     }
 
     fn print_report(&self, report: &DemoReport) -> anyhow::Result<ExitCode> {
-        let structured = self.output.of(report)?;
-        let text = structured.unwrap_or_else(|| match terminal_width() {
-            Some(width) => format!("\n{report:width$}"),
-            None => format!("\n{report}"),
-        });
-        print(text.as_bytes())?;
+        match (self.output.of(report)?, terminal_width()) {
+            (Some(structured), _) => print(structured.as_bytes())?,
+            (None, Some(width)) => print_text(&format!("\n{report:#width$}"))?,
+            (None, None) => print_text(&format!("\n{report:#}"))?,
+        };
         Ok(ExitCode::from(u8::from(!report.is_clean())))
     }
 }

@@ -1,6 +1,9 @@
 //! The important pod's p99 over time as bars of text, with the moments of action marked. Pure.
 
+use std::iter;
 use std::time::Duration;
+
+use anstyle::Style;
 
 use super::phase::Phase;
 use super::view::{Mark, Second};
@@ -150,18 +153,29 @@ impl Plot {
         row
     }
 
-    /// The whole plot as lines of text.
-    pub fn lines(&self, height: usize) -> Vec<String> {
+    /// The whole plot as lines of text, each cell in this style.
+    pub fn lines(&self, height: usize, style: impl Fn(PlotCell) -> Style) -> Vec<String> {
         let line = |(row, cells): (usize, Vec<PlotCell>)| {
-            let cells: String = cells.into_iter().map(PlotCell::symbol).collect();
-            format!("{}{cells}", self.scale(row, height))
-                .trim_end()
-                .to_owned()
+            let last = cells.iter().rposition(|cell| *cell != PlotCell::Empty);
+            let shown = &cells[..last.map_or(0, |last| last + 1)];
+            let alike = shown.chunk_by(|a, b| style(*a) == style(*b));
+            let painted = alike.map(|cells| {
+                let text: String = cells.iter().map(|cell| cell.symbol()).collect();
+                paint(&text, style(cells[0]))
+            });
+            let line: String = iter::once(self.scale(row, height)).chain(painted).collect();
+            line.trim_end().to_owned()
         };
         let mut lines: Vec<String> = self.rows(height).enumerate().map(line).collect();
-        lines.push(format!("{:SCALE_WIDTH$}{}", "", self.mark_row()));
+        let marks = paint(&self.mark_row(), style(PlotCell::Mark));
+        lines.push(format!("{:SCALE_WIDTH$}{marks}", ""));
         lines
     }
+}
+
+/// A text in this style.
+fn paint(text: &str, style: Style) -> String {
+    format!("{style}{text}{style:#}")
 }
 
 /// What the numbers of the marks mean.
@@ -200,6 +214,10 @@ mod tests {
         }
     }
 
+    fn plain(_: PlotCell) -> Style {
+        Style::new()
+    }
+
     fn run() -> Vec<Second> {
         let mut seconds = vec![second(20.0, Phase::Alone); 3];
         seconds.extend([second(1000.0, Phase::Overloaded); 3]);
@@ -212,7 +230,7 @@ mod tests {
         let marks = [mark(3000), mark(6000), mark(6100)];
         let plot = Plot::new(&run(), Duration::from_secs(10), &marks, SCALE_WIDTH + 10);
         assert_eq!(
-            plot.lines(4),
+            plot.lines(4, plain),
             [
                 "   1 s    ▄▄▄┊┊",
                 "          ███┊┊",
@@ -224,11 +242,22 @@ mod tests {
     }
 
     #[test]
+    fn each_cell_has_its_style_and_cells_alike_share_it() {
+        let plot = Plot::new(&run(), Duration::from_secs(10), &[], SCALE_WIDTH + 10);
+        let bold_if_overloaded = |cell| match cell {
+            PlotCell::Bar(_, Phase::Overloaded) => Style::new().bold(),
+            _ => Style::new(),
+        };
+        let lines = plot.lines(2, bold_if_overloaded);
+        assert_eq!(lines[1], "100 ms ▂▂▂\u{1b}[1m███\u{1b}[0m▂▂▂▂");
+    }
+
+    #[test]
     fn a_long_run_keeps_the_highest_of_each_column() {
         let mut seconds = vec![second(20.0, Phase::Alone); 100];
         seconds[57] = second(1000.0, Phase::Alone);
         let plot = Plot::new(&seconds, Duration::from_secs(100), &[], SCALE_WIDTH + 10);
-        assert_eq!(plot.lines(1)[0], "   1 s ▁▁▁▁▁▇▁▁▁▁");
+        assert_eq!(plot.lines(1, plain)[0], "   1 s ▁▁▁▁▁▇▁▁▁▁");
     }
 
     #[test]
@@ -241,7 +270,7 @@ mod tests {
     fn a_run_without_requests_and_tiny_widths_can_be_drawn() {
         for width in [0, 1, 8, 40] {
             let empty = Plot::new(&[], Duration::ZERO, &[mark(5000)], width);
-            assert_eq!(empty.lines(3).len(), 4);
+            assert_eq!(empty.lines(3, plain).len(), 4);
         }
     }
 }

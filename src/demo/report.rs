@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use super::history::{MeanUse, RECOVERED};
-use super::plot::{Plot, legend};
+use super::phase::Phase;
+use super::plot::{Plot, PlotCell, legend};
 use super::pods::DemoPods;
 use super::policy::FieldChange;
 use super::view::{Mark, Second};
@@ -15,6 +17,11 @@ use crate::scene::pod::ScenePod;
 
 /// Maximum columns of the plot.
 const MAX_PLOT: usize = 72;
+/// The colours of the live view: harm, cure, and the moments of action.
+const HARM: Style = AnsiColor::BrightRed.on_default();
+const CURE: Style = AnsiColor::BrightGreen.on_default();
+const MARK: Style = AnsiColor::BrightYellow.on_default();
+const PLAIN: Style = Style::new();
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -270,13 +277,15 @@ impl DemoReport {
         let width = f.width().map_or(MAX_PLOT, |width| width.saturating_sub(2));
         let width = width.min(MAX_PLOT);
         let plot = Plot::new(&self.seconds, std::time::Duration::ZERO, &self.marks, width);
-        for line in plot.lines(6) {
+        let in_colour = f.alternate();
+        let style = |cell| if in_colour { cell_style(cell) } else { PLAIN };
+        for line in plot.lines(6, style) {
             writeln!(f, "  {line}")?;
         }
         let entries = legend(&self.marks);
         let in_a_line = if width < MAX_PLOT { 1 } else { 4 };
         for entries in entries.chunks(in_a_line) {
-            writeln!(f, "  {}", entries.join("  "))?;
+            write_line(f, &entries.join("  "), MARK)?;
         }
         Ok(())
     }
@@ -288,18 +297,29 @@ impl DemoReport {
              {:<12} {:>8} {:>8} {:>9} {:>9} {:>10} {:>8}",
             "", "p50 ms", "p99 ms", "served/s", "given up", "important", "batch"
         )?;
+        let [unprotected, protected] = self.styles();
         let phases = [
-            ("alone", self.alone),
-            ("unprotected", self.unprotected),
-            ("protected", self.protected),
+            ("alone", self.alone, PLAIN),
+            ("unprotected", self.unprotected, unprotected),
+            ("protected", self.protected, protected),
         ];
-        for (name, figures) in phases {
-            fmt_phase(f, name, figures)?;
+        for (name, figures, style) in phases {
+            write_line(f, &phase_line(name, figures), style)?;
         }
         for line in self.conclusion() {
             writeln!(f, "  {line}")?;
         }
         Ok(())
+    }
+
+    /// Of the figures without and with protection.
+    fn styles(&self) -> [Style; 2] {
+        match self.verdict() {
+            Verdict::NotMeasured | Verdict::NoRoom | Verdict::NoHarm => [PLAIN, PLAIN],
+            Verdict::Cured => [HARM, CURE],
+            Verdict::Eased => [HARM, MARK],
+            Verdict::NoHelp => [HARM, HARM],
+        }
     }
 
     fn conclusion(&self) -> Vec<String> {
@@ -389,32 +409,32 @@ impl DemoReport {
                 .map_or_else(|| "it did not".to_owned(), |s| format!("{s:.2} s"))
         )?;
         let restored_by = if self.released_by_policy {
-            "by the policies, after their cool-down"
+            "by the policies after cool-down"
         } else {
             "by the demo at its end"
         };
         if self.files_changed.is_empty() {
-            writeln!(
-                f,
-                "  originals restored byte for byte, {restored_by} ({} files compared)",
-                self.files_compared
-            )?;
+            let compared = self.files_compared;
+            let line = format!("restored byte for byte, {restored_by} ({compared} files compared)");
+            write_line(f, &line, CURE)?;
         }
         for file in &self.files_changed {
-            writeln!(
-                f,
-                "  NOT RESTORED: {} was {:?}, is now {:?}",
-                file.path, file.before, file.after
-            )?;
+            let FileChange {
+                path,
+                before,
+                after,
+            } = file;
+            let line = format!("NOT RESTORED: {path} was {before:?}, is now {after:?}");
+            write_line(f, &line, HARM)?;
         }
         match self.left_behind.as_slice() {
             [] => writeln!(f, "  left behind: no cgroup, no process, no file"),
-            left => writeln!(f, "  LEFT BEHIND: {}", left.join("; ")),
+            left => write_line(f, &format!("LEFT BEHIND: {}", left.join("; ")), HARM),
         }
     }
 }
 
-/// The formatter's width is the width of the terminal, if any.
+/// The formatter's width is the width of the terminal, if any. The alternate form has colours.
 impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stopped = match &self.outcome {
@@ -434,16 +454,33 @@ impl fmt::Display for DemoReport {
     }
 }
 
-fn fmt_phase(f: &mut fmt::Formatter<'_>, name: &str, figures: Option<PhaseFigures>) -> fmt::Result {
+/// An indented line, in this style if the formatter has the alternate form.
+fn write_line(f: &mut fmt::Formatter<'_>, line: &str, style: Style) -> fmt::Result {
+    if f.alternate() {
+        writeln!(f, "  {style}{line}{style:#}")
+    } else {
+        writeln!(f, "  {line}")
+    }
+}
+
+const fn cell_style(cell: PlotCell) -> Style {
+    match cell {
+        PlotCell::Bar(_, Phase::Overloaded) => HARM,
+        PlotCell::Bar(_, Phase::Enforced) => CURE,
+        PlotCell::Bar(..) | PlotCell::Empty => PLAIN,
+        PlotCell::Mark => MARK,
+    }
+}
+
+fn phase_line(name: &str, figures: Option<PhaseFigures>) -> String {
     let Some(PhaseFigures { latency, mean_use }) = figures else {
-        return writeln!(f, "  {name:<12} not measured");
+        return format!("{name:<12} not measured");
     };
     let used = |of: fn(&MeanUse) -> u64| {
         mean_use.map_or_else(|| "?".to_owned(), |mean_use| format!("{}m", of(&mean_use)))
     };
-    writeln!(
-        f,
-        "  {name:<12} {:>8.1} {:>8.1} {:>9.1} {:>7.1} % {:>10} {:>8}",
+    format!(
+        "{name:<12} {:>8.1} {:>8.1} {:>9.1} {:>7.1} % {:>10} {:>8}",
         latency.p50_ms,
         latency.p99_ms,
         latency.served_per_second(),
@@ -464,7 +501,6 @@ fn threads(count: usize) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::phase::Phase;
     use super::*;
 
     #[test]
@@ -562,6 +598,47 @@ mod tests {
                 assert!(line.chars().count() <= width, "{width}: {text}");
             }
         }
+    }
+
+    #[test]
+    fn no_line_is_wider_than_a_terminal_of_80_columns() {
+        for released_by_policy in [true, false] {
+            let report = DemoReport {
+                released_by_policy,
+                files_compared: 999,
+                breach_to_first_step_seconds: Some(10.52),
+                ..report(22.0)
+            };
+            let text = format!("{report:80}");
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_alternate_form_has_the_same_text_in_colours() {
+        let report = report(22.0);
+        let coloured = format!("{report:#80}");
+        let plain = anstream::adapter::strip_str(&coloured).to_string();
+        assert_eq!(plain, format!("{report:80}"));
+        for (style, part) in [
+            (HARM, "unprotected "),
+            (CURE, "protected "),
+            (MARK, "1 batch pods start"),
+            (CURE, "restored byte for byte"),
+        ] {
+            assert!(
+                coloured.contains(&format!("{style}{part}")),
+                "{part}: {coloured}"
+            );
+        }
+        assert!(coloured.contains(&format!("{HARM}█")), "{coloured}");
+        let no_harm = DemoReport {
+            unprotected: Some(figures(21.0)),
+            ..report
+        };
+        assert!(!format!("{no_harm:#80}").contains(&format!("{HARM}unprotected")));
     }
 
     #[test]
