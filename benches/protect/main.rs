@@ -5,7 +5,7 @@
 //! Every way runs in every round, one after the other, on fresh cgroups of this machine with real load. Plimsoll's ways are the
 //! real engine and actuators, as `plimsoll run` has them; the ways of others are drivers over the same files, `peers.rs`. Figures
 //! are medians of the rounds. Each request's latency goes to `target/bench/protect/`; `--write` renews the table and the plot of
-//! `docs/protection.md`. `--draw` measures nothing, and draws the plot of the page's table. With `--any-load` it measures beside other processes, to see that a scene works: such figures are not written.
+//! `docs/protection.md`, and the README's picture. `--draw` measures nothing, and draws both pictures from the page's table. With `--any-load` it measures beside other processes, to see that a scene works: such figures are not written.
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot measure fails")]
 #![allow(clippy::print_stdout, reason = "its output")]
 
@@ -48,24 +48,34 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
 }
 
-/// Draws the plot of the page's table.
+/// Draws the pictures of a table into a directory. Without the README's scene its picture stays as it is.
+fn draw(table: &str, scenes: &[Scene], directory: &Path) {
+    plot::draw(table, scenes, &directory.join("protection.svg"));
+    let readme = directory.join("protected.svg");
+    if !plot::draw_for_readme(table, &readme) {
+        println!("not drawn: {}: the table lacks a way", readme.display());
+    }
+}
+
+/// Draws the pictures of the page's table.
 fn redraw() {
     let page = fs::read_to_string(docs().join("protection.md")).unwrap();
     let [_, table, _] = report::parts(&page);
-    plot::draw(table, &Scene::all(1), &docs().join("protection.svg"));
+    draw(table, &Scene::all(1), &docs());
 }
 
-/// Prints the table, and keeps it with its plot; renews the page by them if asked to.
+/// Prints the table, and keeps it with its pictures; renews the page by them if asked to.
 fn keep(measured: &report::Measured, cpus: u32, write: bool) {
     let table = measured.table();
     println!("{table}");
     let raw = round::raw();
     fs::write(raw.join("table.md"), &table).unwrap();
-    plot::draw(&table, &Scene::all(cpus), &raw.join("protection.svg"));
+    let scenes = Scene::all(cpus);
+    draw(&table, &scenes, &raw);
     println!("raw: {}", raw.display());
     if write {
         report::renew(&docs().join("protection.md"), &table);
-        fs::copy(raw.join("protection.svg"), docs().join("protection.svg")).unwrap();
+        draw(&table, &scenes, &docs());
     }
 }
 
