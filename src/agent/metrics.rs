@@ -98,6 +98,8 @@ pub struct Figures {
     pub idle_unsafe: bool,
     /// The batch weight share, in percent; `None` while it is not known.
     pub batch_weight_share: Option<f64>,
+    /// The CPUs that batch pods use; `None` while that is not known.
+    pub batch_cpus: Option<f64>,
     /// Pods with a cgroup on this node.
     pub pods: usize,
     /// Rules and pod policies that are not enforced.
@@ -141,6 +143,7 @@ pub struct AgentMetrics {
     ineffective: Family<ReasonLabels, Gauge>,
     idle_unsafe: Gauge,
     batch_weight_share: Gauge<f64, std::sync::atomic::AtomicU64>,
+    batch_cpus: Gauge<f64, std::sync::atomic::AtomicU64>,
     pods: Gauge,
     refused: Gauge,
     /// 1 during an emergency stop.
@@ -210,6 +213,7 @@ impl AgentMetrics {
             ineffective: Family::default(),
             idle_unsafe: Gauge::default(),
             batch_weight_share: Gauge::default(),
+            batch_cpus: Gauge::default(),
             pods: Gauge::default(),
             refused: Gauge::default(),
             stopped: Gauge::default(),
@@ -298,6 +302,9 @@ impl AgentMetrics {
         let percent = Unit::Other("percent".to_owned());
         let share = self.batch_weight_share.clone();
         registry.register_with_unit("batch_weight_share", help, percent, share);
+        let help = "CPU that batch pods, which actions of policies may touch, used in the last 15 to 30 s; NaN while not known";
+        let cores = Unit::Other("cores".to_owned());
+        registry.register_with_unit("batch_cpu_usage", help, cores, self.batch_cpus.clone());
         let help = "1 while the emergency stop is in force";
         registry.register("stopped", help, self.stopped.clone());
         let help = "Pods of the node that have a cgroup";
@@ -447,6 +454,7 @@ impl AgentMetrics {
             ineffective,
             idle_unsafe,
             batch_weight_share,
+            batch_cpus,
             pods,
             refused,
             would,
@@ -460,6 +468,7 @@ impl AgentMetrics {
         self.idle_unsafe.set(i64::from(*idle_unsafe));
         self.batch_weight_share
             .set(batch_weight_share.unwrap_or(f64::NAN));
+        self.batch_cpus.set(batch_cpus.unwrap_or(f64::NAN));
         self.pods.set(number(*pods));
         self.refused.set(number(*refused));
         self.refresh_rules(rules, &state.names);

@@ -149,7 +149,7 @@ impl Reporter {
         metrics: &AgentMetrics,
         now: BootTime,
     ) {
-        self.observe_batch_weight(machine, metrics);
+        self.observe_batch(machine, metrics);
         let outcomes = machine.backend_mut().take_outcomes();
         for outcome in &outcomes {
             metrics.outcome(&outcome.result);
@@ -201,14 +201,17 @@ impl Reporter {
         self.report(machine, rules, target, now);
     }
 
-    /// Takes the batch weight share from a new sample of the pods.
-    fn observe_batch_weight(&mut self, machine: &Machine, metrics: &AgentMetrics) {
+    /// Takes what batch pods weigh and use from a new sample of the pods.
+    fn observe_batch(&mut self, machine: &Machine, metrics: &AgentMetrics) {
         if machine.sample().pods.is_empty() && !machine.pods().is_empty() {
             return;
         }
         let share = machine.batch_weight_share().map(|share| share.percent);
         let high = is_high(share, self.batch_weight_high) && lowers_pods(machine.policy());
-        metrics.figures(|figures| figures.batch_weight_share = share);
+        metrics.figures(|figures| {
+            figures.batch_weight_share = share;
+            figures.batch_cpus = machine.batch_cpus();
+        });
         let now = (share.map(whole), high);
         self.changed |= now != (self.batch_weight_share, self.batch_weight_high);
         (self.batch_weight_share, self.batch_weight_high) = now;

@@ -242,6 +242,16 @@ impl Engine {
         Some(WeightShare { pod, percent })
     }
 
+    /// The CPUs that batch pods used over the last 15 to 30 s; `None` while the use of the node or of one of them is not known.
+    pub fn batch_cpus(&self) -> Option<f64> {
+        let _known = self.load.recent_cpus()?;
+        let pods = self.pods.all().iter();
+        let batch = pods.filter(|it| it.pod.running && !it.pod.terminating && self.is_batch(it));
+        let mut used = batch.map(|it| self.load.recent_use(&it.pod.uid));
+        let millicores = used.try_fold(0.0, |sum, used| Some(sum + used?))?;
+        Some(millicores / 1000.0)
+    }
+
     fn competitor(&self, tracked: &Tracked, weights: CpuWeights) -> Competitor {
         let pod = &tracked.pod;
         let lowered = self.is_lowered(tracked);
@@ -255,9 +265,13 @@ impl Engine {
             request: pod.cpu_request,
             weight,
             used: self.load.recent_use(&pod.uid).unwrap_or_default(),
-            // A `PodQOS` in Preview alone leaves its pods protected.
-            batch: lowered || !tracked.is_protected(),
+            batch: self.is_batch(tracked),
         }
+    }
+
+    /// Whether an action may touch the pod, or it is in the lowest class. A `PodQOS` in Preview alone leaves its pods protected.
+    fn is_batch(&self, tracked: &Tracked) -> bool {
+        self.is_lowered(tracked) || !tracked.is_protected()
     }
 
     /// Whether the pod is in the lowest class, or a policy would put it there.

@@ -45,6 +45,7 @@ fn a_rule_has_state_value_and_threshold() {
             rule: "q/cpu".to_owned(),
         }];
         figures.dropped = 7;
+        figures.batch_cpus = Some(1.25);
         figures.writes.done = 2;
         figures.scheduling = Scheduling::Disabled {
             effect: TaintEffect::NoSchedule,
@@ -60,6 +61,7 @@ fn a_rule_has_state_value_and_threshold() {
         "plimsoll_agent_throttled_pods 3",
         r#"plimsoll_agent_throttled_pod_cpu_percent{namespace="shop",pod="batch",rule="q/cpu"} 30"#,
         r#"plimsoll_agent_scheduling_disabled{effect="NoSchedule"} 1"#,
+        "plimsoll_agent_batch_cpu_usage_cores 1.25",
         "plimsoll_agent_sample_age_seconds NaN",
         r#"plimsoll_agent_events_total{result="dropped"} 7"#,
         r#"plimsoll_agent_status_writes_total{result="done"} 2"#,

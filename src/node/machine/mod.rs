@@ -542,6 +542,11 @@ impl<O: Backend> Machine<O> {
         self.engine.is_idle_unsafe()
     }
 
+    /// The CPUs that batch pods use: see [`Engine::batch_cpus`].
+    pub fn batch_cpus(&self) -> Option<f64> {
+        self.engine.batch_cpus()
+    }
+
     /// The batch weight share at the last sample of the pods: see [`Engine::batch_weight_share`].
     pub fn batch_weight_share(&self) -> Option<WeightShare<'_>> {
         self.engine.batch_weight_share(self.weights)

@@ -140,6 +140,7 @@ fn there_is_no_share_without_batch_pods_or_while_something_is_unknown() {
     all_protected.tick();
     all_protected.tick();
     assert_eq!(percent(&all_protected, V2), None);
+    assert_eq!(all_protected.engine.batch_cpus(), Some(0.0));
 
     let mut node = node(policy(idle_rule()));
     node.tick();
@@ -155,9 +156,26 @@ fn there_is_no_share_without_batch_pods_or_while_something_is_unknown() {
         node.step();
     }
     assert_eq!(percent(&node, V2), None);
+    assert_eq!(node.engine.batch_cpus(), None);
     node.tick();
     node.tick();
     assert!(percent(&node, V2).is_some());
+}
+
+#[test]
+fn what_batch_pods_use_is_without_protected_pods_and_those_that_do_not_run() {
+    let mut node = node(policy(idle_rule()));
+    let used = |node: &Node, expected: f64| {
+        let cpus = node.engine.batch_cpus().expect("it is known");
+        assert!((cpus - expected).abs() < 0.01, "{cpus}, not {expected}");
+    };
+    node.tick();
+    assert_eq!(node.engine.batch_cpus(), None, "one sample");
+    node.tick();
+    used(&node, 1.0);
+    node.pods[1].pod.running = false;
+    node.set_pods();
+    used(&node, 0.5);
 }
 
 #[test]
