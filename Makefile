@@ -40,7 +40,7 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 export EXTRAS
 
 .PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
-.PHONY: pure timed api mixes book versions kubelets kubelet-newest schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
+.PHONY: pure timed api mixes book versions kubelets kubelet-newest schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard dashboard-picture prometheus cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -290,11 +290,18 @@ compare: tools-cluster build ## Compares cost and data age of NodeMetrics and me
 		-o $(CURDIR)/target/e2e/bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
 	@PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags e2e -count=1 -v -timeout 20m ./compare
 
-dashboard: tools-cluster build ## Tests the queries of dashboard and alerts with a Prometheus, and draws docs/dashboard.svg (needs root; builds Prometheus first)
+dashboard: tools-cluster build prometheus ## Tests the queries of dashboard and alerts with a Prometheus on a real cluster (needs root; builds Prometheus first)
 	@NODES=v1,v2 $(MAKE) -s cluster-build
+	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus .
+
+dashboard-picture: tools-cluster prometheus ## Draws docs/dashboard.svg from made-up data (no root; builds Prometheus and the test cluster first)
+	@$(MAKE) -s cluster-build NODES=$(NODE)
+	@go test -C tests/e2e/suite -tags prometheus -count=1 -run IsDrawn ./dashboard
+
+prometheus: # Builds Prometheus from its Go module, with Kubernetes discovery only.
+	@mkdir -p target/e2e/bin
 	@CGO_ENABLED=0 nice -n 15 go build -C tests/e2e/suite/prometheus -mod=readonly -trimpath -ldflags "-s -w" -tags remove_all_sd,enable_kubernetes_sd \
 		-o $(CURDIR)/target/e2e/bin/prometheus github.com/prometheus/prometheus/cmd/prometheus
-	@NODES=v1,v2 go test -C tests/e2e/suite -tags e2e,prometheus -count=1 -v -timeout 20m -run Prometheus . -args -picture $(CURDIR)/docs/dashboard.svg
 
 # With the release build: the debug build is too slow for the emulated node.
 e2e: tools-cluster build previous cluster-build ## Runs all cluster tests on a real Kubernetes with both nodes (needs root; an hour on 2 cores)

@@ -315,7 +315,7 @@ func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 			}
 		}
 	}
-	for _, panel := range shown.Panels {
+	for _, panel := range shown.All() {
 		for _, target := range panel.Targets {
 			query, err := target.Query(rateInterval)
 			if err != nil {
@@ -338,7 +338,8 @@ func (p prometheus) waitSeries(shown dashboard.Dashboard) {
 
 // onlyOnV2 reports whether a series exists only on cgroup v2 nodes and there is none here.
 func onlyOnV2(what string) bool {
-	return strings.Contains(what, "plimsoll_agent_pod_stalled_percent") && !slices.Contains(nodes, "v2")
+	waits := strings.Contains(what, "plimsoll_agent_pod_stalled_percent") || strings.Contains(what, "plimsoll_agent_node_protected_stalled_percent")
+	return waits && !slices.Contains(nodes, "v2")
 }
 
 func TestPrometheusHasTheSeriesOfDashboardAndAlerts(t *testing.T) {
@@ -400,6 +401,8 @@ func (s *scene) exerciseAll(p prometheus) {
 	s.rule(throttle, rule{action: throttle})
 	s.rule(closeNode, rule{action: closeNode})
 	s.rule(preview, rule{action: throttle, strategy: "Preview"})
+	// The dashboard shows its threshold; it has a value only on cgroup v2.
+	s.rule(s.name+"-waits", rule{action: throttle, strategy: "Preview", metric: "protected_cpu_delay_p95", threshold: 100})
 	s.rule(evict, rule{action: evict, metric: evictMetric})
 	for _, name := range []string{throttle, closeNode, preview, evict} {
 		s.waitRulesEnforced(name)

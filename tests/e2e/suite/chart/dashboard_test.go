@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,14 +22,22 @@ func TestPrometheusParsesDashboardQueries(t *testing.T) {
 		Expr   string `json:"expr"`
 	}
 	var rules []rule
-	for _, panel := range panels(t) {
+	parse := func(where, name, query string, err error) {
+		if err != nil {
+			t.Errorf("%s: %v", where, err)
+		}
+		rules = append(rules, rule{name, query})
+	}
+	shown := read(t)
+	for _, panel := range shown.All() {
 		for _, target := range panel.Targets {
 			query, err := target.Query(time.Minute)
-			if err != nil {
-				t.Errorf("panel %s: %v", panel.Title, err)
-			}
-			rules = append(rules, rule{fmt.Sprintf("panel:%d:%s", panel.ID, target.RefID), query})
+			parse("panel "+panel.Title, fmt.Sprintf("panel:%d:%s", panel.ID, target.RefID), query, err)
 		}
+	}
+	for i, annotation := range shown.Annotations.List {
+		query, err := annotation.Query()
+		parse("annotation "+annotation.Name, fmt.Sprintf("annotation:%d", i), query, err)
 	}
 	text, err := json.Marshal(map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}})
 	if err != nil {
@@ -44,7 +54,7 @@ func TestPrometheusParsesDashboardQueries(t *testing.T) {
 
 func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 	ids, taken := map[int]bool{}, map[[2]int]string{}
-	for _, panel := range panels(t) {
+	for _, panel := range read(t).All() {
 		if ids[panel.ID] || panel.Title == "" {
 			t.Errorf("panel %d, %q: its id is not unique, or it has no title", panel.ID, panel.Title)
 		}
@@ -69,12 +79,49 @@ func TestEachPanelHasAPositionAndADescription(t *testing.T) {
 	}
 }
 
-// panels are the panels of the chart's dashboard.
-func panels(t *testing.T) []dashboard.Panel {
-	t.Helper()
-	read, err := dashboard.Read(plane.Absolute(t, chart+"/files/dashboard.json"))
-	if err != nil || len(read.Panels) < 20 {
-		t.Fatalf("the dashboard has only %d panels (%v)", len(read.Panels), err)
+// A series of a node leads to the dashboard with only that node.
+func TestSeriesOfNodesLinkToTheNode(t *testing.T) {
+	linked := 0
+	for _, panel := range read(t).All() {
+		for _, target := range panel.Targets {
+			if !strings.Contains(target.LegendFormat, "{{node}}") {
+				continue
+			}
+			linked++
+			if links := panel.FieldConfig.Defaults.Links; len(links) != 1 || !strings.HasPrefix(links[0].URL, "/d/plimsoll?var-node=${__field.labels.node}&") {
+				t.Errorf("panel %s has the links %v", panel.Title, links)
+			}
+		}
 	}
-	return read.Panels
+	if linked < 5 {
+		t.Errorf("only %d queries have a series for each node", linked)
+	}
+}
+
+func TestAnnotationsAreInPanelsThatExist(t *testing.T) {
+	shown := read(t)
+	if len(shown.Annotations.List) == 0 {
+		t.Fatal("there are no annotations")
+	}
+	for _, annotation := range shown.Annotations.List {
+		if annotation.Filter.IDs == nil {
+			t.Errorf("annotation %s is in all panels", annotation.Name)
+		}
+		for _, id := range annotation.Filter.IDs {
+			isIt := func(panel dashboard.Panel) bool { return panel.ID == id && panel.Type == "timeseries" }
+			if !slices.ContainsFunc(shown.All(), isIt) {
+				t.Errorf("annotation %s: there is no time series with the id %d", annotation.Name, id)
+			}
+		}
+	}
+}
+
+// read reads the chart's dashboard.
+func read(t *testing.T) dashboard.Dashboard {
+	t.Helper()
+	shown, err := dashboard.Read(plane.Absolute(t, chart+"/files/dashboard.json"))
+	if err != nil || len(shown.All()) < 40 {
+		t.Fatalf("the dashboard has only %d panels (%v)", len(shown.All()), err)
+	}
+	return shown
 }

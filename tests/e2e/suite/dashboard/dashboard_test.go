@@ -5,6 +5,8 @@ import (
 	"encoding/xml"
 	"io"
 	"math"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,12 +68,15 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 		{ID: 4, Type: "stat", Title: "Now", GridPos: Place{16, 1, 4, 4}, Targets: []Target{{RefID: "A"}}},
 		{ID: 5, Type: "stat", Title: "Mapped", GridPos: Place{20, 1, 4, 4}, Targets: []Target{{RefID: "A"}}},
 	}}
+	drawn.Annotations.List = []Annotation{{Name: "Acts", IconColor: "orange"}, {Name: "Elsewhere"}}
+	drawn.Annotations.List[0].Filter.IDs = []int{2}
 	drawn.Panels[3].FieldConfig.Defaults.Thresholds.Steps = []Step{{Color: "green"}, {Color: "red", Value: &one}}
 	drawn.Panels[4].FieldConfig.Defaults.Mappings = []Mapping{{"value", map[string]json.RawMessage{"1": json.RawMessage(`{"text":"yes"}`)}}}
 	points := []model.SamplePair{{Timestamp: 0, Value: 1}, {Timestamp: 1000, Value: 2}, {Timestamp: 5000, Value: 3}, {Timestamp: 6000, Value: 3}}
 	picture := drawn.Draw(Answers{
 		Courses: map[Key]model.Matrix{{2, "A"}: {{Metric: model.Metric{"node": "v1"}, Values: points}}},
 		Values:  map[Key]model.Vector{{4, "A"}: {{Value: 7}}, {5, "A"}: {{Value: 1}}},
+		Moments: map[string][]model.Time{"Acts": {3000}, "Elsewhere": {3000}},
 		To:      6000,
 	})
 	decoder := xml.NewDecoder(strings.NewReader(picture))
@@ -82,10 +87,16 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 			t.Fatal(err, picture)
 		}
 	}
-	for _, part := range []string{"A &lt; row", "v1 &amp; more", "No data", `fill="` + named["red"] + `">7<`, ">yes<"} {
+	for _, part := range []string{"A &lt; row", "v1 &amp; more", "No data", `fill="` + named["red"] + `">7<`, ">yes<", ">00:00:03<", "<title>Acts<"} {
 		if !strings.Contains(picture, part) {
 			t.Errorf("%s is not in\n%s", part, picture)
 		}
+	}
+	if strings.Contains(picture, "<title>Elsewhere<") {
+		t.Error("an annotation is in a panel that it does not name")
+	}
+	if got := Titles(picture); !slices.Equal(got, []string{"A < row", "Course", "Empty", "Now", "Mapped"}) {
+		t.Errorf("the titles are %q", got)
 	}
 	if strings.Count(picture, "No data") != 1 {
 		t.Error("a panel with data shows No data, or one without data does not")
@@ -96,6 +107,51 @@ func TestPictureShowsAnswersAndMissingData(t *testing.T) {
 			t.Errorf("the line is %s", part)
 		}
 	}
+}
+
+func TestOverridesAreOfTheirColumnOrQuery(t *testing.T) {
+	const text = `{"fieldConfig": {"defaults": {"unit": "short"}, "overrides": [
+		{"matcher": {"id": "byName", "options": "CPU"}, "properties": [{"id": "unit", "value": "percent"},
+			{"id": "thresholds", "value": {"mode": "absolute", "steps": [{"color": "text", "value": null}, {"color": "red", "value": 1}]}}]},
+		{"matcher": {"id": "byFrameRefID", "options": "B"}, "properties": [{"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [6, 4]}},
+			{"id": "color", "value": {"mode": "fixed", "fixedColor": "red"}}]}]}}`
+	var panel Panel
+	if err := json.Unmarshal([]byte(text), &panel); err != nil {
+		t.Fatal(err)
+	}
+	if got := []string{panel.unitOf("CPU"), panel.unitOf("B"), panel.colourOf("CPU", 0.9), panel.colourOf("CPU", 1), panel.colourOf("B", 1)}; !slices.Equal(got, []string{"percent", "short", "text", "red", ""}) {
+		t.Errorf("units and colours are %q", got)
+	}
+	for query, want := range map[string]bool{"A": false, "B": true, "CPU": false} {
+		if colour, dashed := panel.style(query); dashed != want || (colour == "red") != want {
+			t.Errorf("query %s is %s, dashed: %v", query, colour, dashed)
+		}
+	}
+}
+
+// The picture in docs is of the first rows of the chart's dashboard: whoever changes a title draws it again.
+func TestPictureHasTheTitlesOfTheDashboard(t *testing.T) {
+	picture, err := os.ReadFile("../../../../docs/dashboard.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, panel := range inDocs(t).Panels {
+		want = append(want, panel.Title)
+	}
+	if got := Titles(string(picture)); len(want) < 10 || !slices.Equal(got, want) {
+		t.Errorf("the dashboard has the titles\n%q\nits picture\n%q: run make dashboard-picture", want, got)
+	}
+}
+
+// inDocs is the part of the chart's dashboard that docs/dashboard.svg shows.
+func inDocs(t *testing.T) Dashboard {
+	t.Helper()
+	read, err := Read("../../../../charts/plimsoll/files/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read.Rows(2)
 }
 
 func TestQueryNamesItsSeries(t *testing.T) {

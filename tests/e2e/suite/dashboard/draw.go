@@ -12,10 +12,12 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Answers are Prometheus' results: a range for each time series panel, and values at the end of the range for other panels.
+// Answers are Prometheus' results: a range for each time series panel, values at the end of the range for other panels, and the times that each
+// annotation marks.
 type Answers struct {
 	Courses map[Key]model.Matrix
 	Values  map[Key]model.Vector
+	Moments map[string][]model.Time
 	From    model.Time
 	To      model.Time
 }
@@ -33,17 +35,49 @@ var (
 	named   = map[string]string{"green": "#37872d", "red": "#c4162a", "orange": "#ff780a", "blue": "#1f60c4", "text": "#24292e", "": "#24292e"}
 )
 
-// Draw draws the panels as an SVG, in Grafana's arrangement and its light colours.
+// Draw draws the panels as an SVG, in Grafana's arrangement and its light colours; of collapsed rows the title.
 func (d Dashboard) Draw(answers Answers) string {
 	height := 0
 	var out strings.Builder
 	for _, panel := range d.Panels {
 		height = max(height, (panel.GridPos.Y+panel.GridPos.H)*line+gap)
-		out.WriteString(panel.draw(answers))
+		out.WriteString(panel.draw(answers, d.moments(panel, answers)))
 	}
 	head := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="Inter, Helvetica, Arial, sans-serif" font-size="10" fill="#24292e">`+"\n",
 		width, height, width, height)
 	return head + `<rect width="100%" height="100%" fill="#f4f5f5"/>` + "\n" + out.String() + "</svg>\n"
+}
+
+// moment is a time that a panel marks.
+type moment struct {
+	what, colour string
+	at           model.Time
+}
+
+// moments are those of the annotations of a panel.
+func (d Dashboard) moments(panel Panel, answers Answers) (all []moment) {
+	for _, annotation := range d.Annotations.List {
+		if !slices.Contains(annotation.Filter.IDs, panel.ID) {
+			continue
+		}
+		for _, at := range answers.Moments[annotation.Name] {
+			all = append(all, moment{annotation.Name, named[annotation.IconColor], at})
+		}
+	}
+	return all
+}
+
+// titleStyle is that of the titles of panels and rows, and of nothing else.
+const titleStyle = `class="title" font-weight="600"`
+
+var title = regexp.MustCompile(`<text [^>]*class="title"[^>]*>([^<]*)</text>`)
+
+// Titles are the titles of panels and rows in a picture that Draw drew.
+func Titles(picture string) (all []string) {
+	for _, found := range title.FindAllStringSubmatch(picture, -1) {
+		all = append(all, html.UnescapeString(found[1]))
+	}
+	return all
 }
 
 // box is a rectangle in pixels.
@@ -53,14 +87,14 @@ func (p Place) box() box {
 	return box{float64(p.X*column + gap), float64(p.Y*line + gap), float64(p.W*column - gap), float64(p.H*line - gap)}
 }
 
-func (p Panel) draw(answers Answers) string {
+func (p Panel) draw(answers Answers, moments []moment) string {
 	at := p.GridPos.box()
 	if p.Type == "row" {
-		return text(at.x, at.y+15, p.Title, `font-size="14" font-weight="600"`)
+		return text(at.x, at.y+15, p.Title, titleStyle+` font-size="14"`)
 	}
 	frame := fmt.Sprintf(`<rect x="%.0f" y="%.0f" width="%.0f" height="%.0f" rx="2" fill="#ffffff" stroke="#d8d9da"><title>%s</title></rect>`+"\n",
 		at.x, at.y, at.w, at.h, html.EscapeString(p.Description))
-	frame += text(at.x+8, at.y+16, p.Title, `font-size="11" font-weight="600"`)
+	frame += text(at.x+8, at.y+16, p.Title, titleStyle+` font-size="11"`)
 	frame += text(at.x+at.w-8, at.y+16, p.FieldConfig.Defaults.Custom.AxisLabel, `text-anchor="end" fill="#6e7687" font-size="9"`)
 	at = box{at.x + 8, at.y + 22, at.w - 16, at.h - 28}
 	switch p.Type {
@@ -69,7 +103,7 @@ func (p Panel) draw(answers Answers) string {
 	case "table":
 		return frame + p.table(at, answers)
 	}
-	return frame + p.course(at, answers)
+	return frame + p.course(at, answers, moments)
 }
 
 // text is an SVG text element with these attributes.
@@ -124,7 +158,8 @@ func (p Panel) table(at box, answers Answers) string {
 		out += text(at.x, y, row, "")
 		for i, target := range p.Targets {
 			if value, found := cells[row][target.RefID]; found {
-				out += text(at.x+wide*float64(i+1), y, show(value, p.unitOf(p.column(target.RefID))), "")
+				column := p.column(target.RefID)
+				out += text(at.x+wide*float64(i+1), y, show(value, p.unitOf(column)), fmt.Sprintf(`fill="%s"`, named[p.colourOf(column, value)]))
 			}
 		}
 	}
@@ -133,14 +168,20 @@ func (p Panel) table(at box, answers Answers) string {
 
 // series is one line of a panel.
 type series struct {
-	name   string
-	points []model.SamplePair
+	name, colour string
+	dashed       bool
+	points       []model.SamplePair
 }
 
 func (p Panel) series(answers Answers) (all []series) {
 	for _, target := range p.Targets {
 		for _, stream := range answers.Courses[Key{p.ID, target.RefID}] {
-			all = append(all, series{legend(target.LegendFormat, stream.Metric), stream.Values})
+			fixed, dashed := p.style(target.RefID)
+			colour := palette[len(all)%len(palette)]
+			if fixed != "" {
+				colour = named[fixed]
+			}
+			all = append(all, series{legend(target.LegendFormat, stream.Metric), colour, dashed, stream.Values})
 		}
 	}
 	return all
@@ -163,7 +204,7 @@ func legend(format string, labels model.Metric) string {
 }
 
 // course draws lines over time, with a legend below.
-func (p Panel) course(at box, answers Answers) string {
+func (p Panel) course(at box, answers Answers, moments []moment) string {
 	all := p.series(answers)
 	if len(all) == 0 {
 		return nothing(at)
@@ -185,8 +226,11 @@ func (p Panel) course(at box, answers Answers) string {
 	if field.Custom.ThresholdsStyle.Mode != "" {
 		out += graph.thresholds(field.Thresholds.Steps)
 	}
-	for i, one := range all {
-		out += graph.line(one.points, palette[i%len(palette)])
+	for _, each := range moments {
+		out += graph.moment(each)
+	}
+	for _, one := range all {
+		out += graph.line(one)
 	}
 	return out
 }
@@ -207,7 +251,7 @@ func (p Panel) legends(at box, all []series) (out string, lines int) {
 	for n, row := range rows[:lines] {
 		x, y := at.x, at.y+at.h-13*float64(lines-1-n)
 		for _, i := range row {
-			out += fmt.Sprintf(`<rect x="%.0f" y="%.0f" width="10" height="3" fill="%s"/>`+"\n", x, y-5, palette[i%len(palette)])
+			out += fmt.Sprintf(`<rect x="%.0f" y="%.0f" width="10" height="3" fill="%s"/>`+"\n", x, y-5, all[i].colour)
 			out += text(x+13, y, shorten(all[i].name), `font-size="9"`)
 			x += wide(all[i].name)
 		}
@@ -263,12 +307,22 @@ func (g graph) grid(unit string) (out string) {
 		out += fmt.Sprintf(`<path d="M%.0f %.1fh%.0f" stroke="#e5e6e7"/>`+"\n", g.box.x, y, g.box.w)
 		out += text(g.box.x-4, y+3, show(value, unit), `text-anchor="end" fill="#6e7687" font-size="9"`)
 	}
-	const parts = 4
+	const parts = 6
 	for i := range parts + 1 {
 		at := g.from + (g.to-g.from)*model.Time(i)/parts
-		out += text(g.x(at), g.box.y+g.box.h+12, since(at.Sub(g.from).Seconds()), `text-anchor="middle" fill="#6e7687" font-size="9"`)
+		side := "middle"
+		if i == parts { // within the panel
+			side = "end"
+		}
+		out += text(g.x(at), g.box.y+g.box.h+12, clock(at, g.to.Sub(g.from)), `text-anchor="`+side+`" fill="#6e7687" font-size="9"`)
 	}
 	return out
+}
+
+// moment draws a vertical line.
+func (g graph) moment(m moment) string {
+	return fmt.Sprintf(`<path d="M%.1f %.1fv%.1f" stroke="%s" stroke-dasharray="3 3"><title>%s</title></path>`+"\n",
+		g.x(m.at), g.box.y, g.box.h, m.colour, html.EscapeString(m.what))
 }
 
 // thresholds draws the thresholds as dashed lines.
@@ -282,7 +336,11 @@ func (g graph) thresholds(steps []Step) (out string) {
 }
 
 // line draws the course of a series, with gaps where values are missing.
-func (g graph) line(points []model.SamplePair, colour string) string {
+func (g graph) line(one series) string {
+	points, style := one.points, ""
+	if one.dashed {
+		style = ` stroke-dasharray="6 4"`
+	}
 	var path strings.Builder
 	step := interval(points)
 	for i, point := range points {
@@ -295,7 +353,7 @@ func (g graph) line(points []model.SamplePair, colour string) string {
 		}
 		fmt.Fprintf(&path, "%s%.0f %.1f", verb, g.x(point.Timestamp), g.y(float64(point.Value)))
 	}
-	return fmt.Sprintf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>`+"\n", path.String(), colour)
+	return fmt.Sprintf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"%s/>`+"\n", path.String(), one.colour, style)
 }
 
 // interval is the smallest time between two points: the query's step.

@@ -1,10 +1,12 @@
 package dashboard
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/prometheus/common/model"
 )
 
 // show formats a value in a unit that Grafana has a name for.
@@ -117,8 +119,10 @@ func (s scale) ticks() (at []float64) {
 	}
 }
 
-// since formats a time since the left edge of a graph.
-func since(seconds float64) string {
-	total := int(math.Round(seconds))
-	return fmt.Sprintf("%d:%02d", total/60, total%60)
+// clock formats a time of day in UTC, with seconds where the whole graph covers only some minutes.
+func clock(at model.Time, covered time.Duration) string {
+	if covered < 10*time.Minute {
+		return at.Time().UTC().Format("15:04:05")
+	}
+	return at.Time().UTC().Format("15:04")
 }
