@@ -39,11 +39,11 @@ SCALE = PLIMSOLL_E2E_BINARY=$(CURDIR)/$(BINARY) go test -C tests/e2e/suite -tags
 # Additional programs that cluster-build builds.
 export EXTRAS
 
-.PHONY: help demo demo-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
+.PHONY: help demo demo-picture top-picture test watch bench protect protect-v2 simulate fuzz fuzz-keep generate build previous image image-check arm64 release release-check release-publish release-tools tools fmt clippy deny compile unit guest test-binary
 .PHONY: pure timed api mixes book versions kubelets kubelet-newest schedulers consumers ip-families chart lint lint-files kustomize try e2e e2e-quick e2e-long scale fleet clients compare dashboard dashboard-picture prometheus cert-manager helm4 cluster cluster-build cluster-up cluster-down cluster-smoke crane-score
 
 help: ## Lists these targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 demo: tools-demo ## Enforces demo policies on this machine for a minute, then restores everything (needs root)
 	@echo "building the demo: about 3 minutes the first time"
@@ -53,6 +53,9 @@ demo: tools-demo ## Enforces demo policies on this machine for a minute, then re
 demo-picture: tools-demo ## Runs the demo and draws docs/demo.svg from it (needs root and a quiet machine; installs termtosvg)
 	@cargo build --profile demo
 	@scripts/demo-picture target/demo/plimsoll docs/demo.svg
+
+top-picture: build ## Draws docs/top.svg: what plimsoll top prints for made-up nodes (installs python3-rich)
+	@scripts/top-picture $(BINARY) docs/top.svg
 
 test: tools ## Runs all checks, as CI does (needs root; installs missing tools)
 	@rm -f target/phases

@@ -24,9 +24,9 @@ const GOOD: RGBColor = RGBColor(20, 120, 60);
 const BAD: RGBColor = RGBColor(190, 90, 40);
 const GREY: RGBColor = RGBColor(110, 110, 110);
 
-/// The scene and the way of the README's picture, its size, and where its bars begin and end.
+/// The scene of the README's picture, its way (the first that the table has), its size, and where its bars begin and end.
 const README_SCENE: &str = "Burst";
-const README_WAY: Way = Way::Standing;
+const README_WAYS: [Way; 2] = [Way::Standing, Way::Idle];
 const README_SIZE: (u32, u32) = (800, 282);
 const README_BARS: (i32, i32) = (176, 570);
 
@@ -114,8 +114,9 @@ pub fn draw_for_readme(table: &str, path: &Path) -> bool {
     let panels = read(table);
     let scene = panels.iter().find(|panel| panel.title == README_SCENE);
     let row = |way| scene.and_then(|scene| scene.row(way));
+    let protected = README_WAYS.into_iter().find_map(row);
     let (Some(alone), Some(unprotected), Some(protected)) =
-        (row(Way::Alone), row(Way::Unprotected), row(README_WAY))
+        (row(Way::Alone), row(Way::Unprotected), protected)
     else {
         return false;
     };
@@ -157,7 +158,10 @@ pub fn draw_for_readme(table: &str, path: &Path) -> bool {
     ];
     canvas.bars(&batch, 174, 24);
     let given_up = unprotected.cell("given up");
-    let lost = format!("Unprotected, the service gives up {given_up} of its requests.");
+    let way = protected.cell("way");
+    let lost = format!(
+        "Unprotected, the service gives up {given_up} of its requests. With Plimsoll: {way}."
+    );
     canvas.write(&lost, (16, 242), 14, GREY, HPos::Left);
     let measured = table.split(['(', ';']).next().unwrap_or_default().trim();
     let measured = format!("{measured}: scene burst of docs/protection.md, medians.");
