@@ -347,6 +347,7 @@ mod tests {
             evictions_ended: false,
             earliest_eviction: None,
             cool_down: std::time::Duration::ZERO,
+            would: None,
         }
     }
 

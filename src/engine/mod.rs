@@ -43,6 +43,7 @@ pub mod units;
 mod values;
 pub mod weight_share;
 pub mod window;
+mod would;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +75,7 @@ pub use self::track::usage;
 use self::track::{Tracked, TrackedPods};
 use self::values::EvalContext;
 use self::window::{CustomWindow, NodeWindows};
+pub use self::would::{WouldCounts, WouldReport};
 
 /// After a metric has been Unknown for this long, its rule returns to Normal, and what is in force is restored step by
 /// step.
@@ -450,6 +452,7 @@ impl Engine {
         self.evaluate_rules(sample, &mut plan.transitions);
         self.verify_effects(sample, &mut plan.transitions);
         self.act(sample, plan);
+        self.count_would(sample.time, &plan.transitions);
         effect::record_quotas(&mut self.pods, &self.ledger, now, sample.at);
         self.write_desired_state(plan);
         if self.schedule.due {

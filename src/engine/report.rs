@@ -10,6 +10,7 @@ use super::policy::{RuleId, Strategy};
 use super::rule::Evaluation;
 use super::run::Run;
 use super::time::BootTime;
+use super::would::WouldReport;
 
 /// The state and the last result of a rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -55,6 +56,9 @@ pub struct RuleReport {
     pub outside_hours: bool,
     /// Minimum time that its actions stay in force after the last breach.
     pub cool_down: Duration,
+    /// How often it would have acted in the last day, if it is a Preview rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would: Option<WouldReport>,
 }
 
 impl RuleReport {
@@ -84,6 +88,7 @@ impl RuleReport {
             earliest_eviction: earliest_eviction.filter(|_| in_force),
             outside_hours: run.evaluation.is_some_and(Evaluation::outside_hours),
             cool_down: run.machine.cool_down(run.rule.action.cool_down),
+            would: run.would.report(),
         }
     }
 }

@@ -14,6 +14,7 @@ use super::preview::Shadow;
 use super::rule::{Evaluation, Params, RuleMachine};
 use super::time::BootTime;
 use super::values::Input;
+use super::would::WouldHistory;
 
 /// The last release of a rule's throttles.
 #[derive(Debug, Default)]
@@ -66,6 +67,8 @@ pub(super) struct Run {
     skipped: Vec<(PodUid, ActionKind, Skipped)>,
     /// The actions that a Preview rule would have in force.
     pub(super) shadow: Shadow,
+    /// How often it would have acted, if it is a Preview rule.
+    pub(super) would: WouldHistory,
     /// The value to use instead of the samples.
     pub(super) assumed: Option<f64>,
 }
@@ -91,6 +94,7 @@ impl Run {
             release: Release::default(),
             skipped: Vec::new(),
             shadow: Shadow::default(),
+            would: WouldHistory::default(),
             assumed: None,
         }
     }
@@ -114,6 +118,7 @@ impl Run {
         self.last_counted = None;
         self.nearness = None;
         self.ladder.start_over();
+        self.would = WouldHistory::default();
     }
 
     /// Makes sure that a sample counts only once: if it is evaluated again, its value stays known but it is neither a

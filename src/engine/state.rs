@@ -17,6 +17,7 @@ use super::standing::Burst;
 use super::time::BootTime;
 use super::units::{MilliCpu, Quota};
 use super::values::GAP_PERIODS;
+use super::would::WouldHistory;
 
 /// Restore step, in percent of the base, of a claim that is not in the saved state.
 const DEFAULT_STEP: u8 = 10;
@@ -47,6 +48,8 @@ struct SavedRule {
     machine: RuleMachine,
     #[serde(default)]
     ladder: Ladder,
+    #[serde(default, skip_serializing_if = "WouldHistory::is_new")]
+    would: WouldHistory,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,6 +84,22 @@ pub struct AdoptedThrottle {
     pub target_cgroups: Vec<(Arc<str>, MilliCpu, Quota)>,
 }
 
+impl EngineState {
+    /// What is left of it after a reboot: only what Preview rules would have done.
+    #[must_use]
+    pub fn after_reboot(self) -> Self {
+        let rule = |saved: SavedRule| SavedRule {
+            machine: RuleMachine::default(),
+            ladder: Ladder::default(),
+            ..saved
+        };
+        Self {
+            rules: self.rules.into_iter().map(rule).collect(),
+            ..Self::default()
+        }
+    }
+}
+
 impl Engine {
     /// The state to persist across a restart.
     pub fn state(&self) -> EngineState {
@@ -90,6 +109,7 @@ impl Engine {
             counter_key: counter_key(&run.rule),
             machine: run.machine,
             ladder: run.ladder.clone(),
+            would: run.would.clone(),
         };
         let refused = self.pods.all().iter();
         let refused = refused.filter_map(|t| Some((t.pod.uid.clone(), t.eviction_blocked_until?)));
@@ -117,6 +137,7 @@ impl Engine {
             if let Some(run) = self.runs.iter_mut().find(same) {
                 run.machine = saved.machine;
                 run.ladder = saved.ladder.clone();
+                run.would = saved.would.clone();
                 run.machine.outdated |= is_long && run.machine.in_force();
                 if counter_key(&run.rule) != saved.counter_key {
                     run.start_over();

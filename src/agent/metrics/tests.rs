@@ -26,6 +26,7 @@ fn report(value: Option<f64>, unknown: Option<Unknown>) -> RuleReport {
         evictions_ended: false,
         earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
+        would: None,
         unknown,
     }
 }

@@ -131,6 +131,7 @@ fn rule(id: &str, state: RuleState) -> RuleReport {
         evictions_ended: false,
         earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
+        would: None,
         unknown: None,
     }
 }

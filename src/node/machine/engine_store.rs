@@ -23,7 +23,7 @@ const WINDOWS_FORMAT: u32 = 2;
 /// What the load is computed from, in the state directory.
 const LOAD_FILE: &str = "load.json";
 const LOAD_FORMAT: u32 = 1;
-/// How often these two are saved: the longest gap after a process is killed.
+/// How often these two, and an unchanged state, are saved: the longest gap after a process is killed.
 const WINDOWS_INTERVAL: Duration = Duration::from_mins(5);
 /// How often the state is saved while only counters change.
 const SAVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -141,7 +141,7 @@ impl EngineStore {
         Ok(())
     }
 
-    /// Loads the state saved by the last process of this boot.
+    /// Loads the state saved by the last process; after a reboot, what is left of it.
     pub(super) fn load<P: DeserializeOwned>(&self) -> SavedEngine<P> {
         let saved = state_dir::read::<SavedEngine<P>>(&self.path);
         if let Err(error) = &saved
@@ -151,14 +151,54 @@ impl EngineStore {
             tracing::warn!(%path, %error, "failed to read the rule states: every rule starts over, using only the journal");
         }
         // Without saved state of this boot, only the journal says what is in force.
-        saved
-            .ok()
-            .filter(|saved| saved.boot_id == self.writer.boot_id)
-            .unwrap_or_default()
+        let saved = saved.unwrap_or_default();
+        if saved.boot_id == self.writer.boot_id {
+            return saved;
+        }
+        SavedEngine {
+            state: saved.state.after_reboot(),
+            ..SavedEngine::default()
+        }
     }
 
     /// Removes the saved state, so that the next process starts over.
     pub(super) fn forget(&self) -> Result<(), StateError> {
         state_dir::remove(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn after_a_reboot_only_what_previews_would_have_done_is_known() {
+        let dir = tempfile::tempdir().expect("a temp dir");
+        let writer = |boot_id: &str| WriterProcess {
+            boot_id: boot_id.to_owned(),
+            ..WriterProcess::default()
+        };
+        let store = |boot_id| EngineStore::new(dir.path(), writer(boot_id), BootTime::default());
+        let since = "2026-11-21T16:00:00Z";
+        let rule = json!({
+            "rule": "q/r", "preview": true, "state": "Breached", "breaches": 3, "would": {"since": since},
+        });
+        let state = json!({"savedAt": 7, "settled": 7, "rules": [rule]});
+        let state = serde_json::from_value(state).expect("a state");
+        let saved = store("one").save(BootTime::default(), state, vec![1]);
+        saved.expect("written");
+        let load = |boot_id| {
+            let saved = store(boot_id).load::<u32>();
+            let state = serde_json::to_value(&saved.state).expect("JSON");
+            let rule = &state["rules"][0];
+            assert_eq!(rule["would"]["since"], since);
+            let facts = [&state["savedAt"], &state["settled"], &rule["breaches"]];
+            (facts.map(Value::clone), saved.evictions)
+        };
+        assert_eq!(load("one"), ([json!(7), json!(7), json!(3)], vec![1]));
+        let left = [Value::Null, Value::Null, json!(0)];
+        assert_eq!(load("two"), (left, Vec::new()));
     }
 }

@@ -371,6 +371,8 @@ impl<O: Backend> Machine<O> {
             self.save_state(now, true);
         }
         if self.store.are_windows_due(now) {
+            // It says how long Preview rules have been counted.
+            self.save_state(now, true);
             self.save_windows(now);
         }
         &self.events

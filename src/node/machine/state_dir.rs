@@ -13,9 +13,9 @@
 //! | `scheduling.json` | whether new work may be started |
 //! | `status.json` | what `plimsoll state` prints |
 //!
-//! All but `policies.json` and `stop.json` are valid within one boot only. All are replaced atomically, so that a reader never
-//! sees half a file. Only these two are synced, in the background: a power loss ends the boot anyway, and on an overloaded disk a
-//! sync takes longer than a decision may wait.
+//! All but `policies.json`, `stop.json`, and in `engine.json` what Preview rules would have done, are valid within one boot only.
+//! All are replaced atomically, so that a reader never sees half a file. Only the first two are synced, in the background: a power
+//! loss ends the boot anyway, and on an overloaded disk a sync takes longer than a decision may wait.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

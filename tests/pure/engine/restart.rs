@@ -6,6 +6,7 @@ use crate::engine_support::{
     GIB, Load, Node, PERIOD, disabling_scheduling, eviction_action, policy, restart, rule,
     scenario, throttling,
 };
+use jiff::Timestamp;
 use plimsoll::engine::metric::Metric;
 use plimsoll::engine::plan::{PlanChange, RuleState, Scheduling, Transition};
 use plimsoll::engine::pod::PodUid;
@@ -85,6 +86,50 @@ fn a_preview_reports_disabled_scheduling_again_after_a_restart() {
             .iter()
             .any(|it| it.would && disables_scheduling(it))
     );
+}
+
+/// Two breaches are counted, and a reboot forgets only what was in force.
+#[test]
+fn what_a_preview_would_have_done_is_resumed_for_the_same_thresholds() {
+    let preview = |threshold: f64| {
+        let mut rules = rules();
+        rules[0].strategy = Strategy::Preview;
+        (rules[0].threshold, rules[0].restore_value) = (threshold, threshold);
+        rules
+    };
+    let would = |engine: &Engine| engine.reports().next().unwrap().would;
+    let mut node = Node::new(preview(4000.0), vec![Load::new("a", 3000)]);
+    let start: Timestamp = "2026-11-21T16:00:00Z".parse().unwrap();
+    node.time = Some(start);
+    let mut active = 0;
+    for breach in 1..=2 {
+        for cpu in [6000; 3].into_iter().chain([1000; 12]) {
+            node.at(cpu);
+            active += u32::from(node.state("n/cpu") != RuleState::Normal);
+        }
+        assert_eq!(node.state("n/cpu"), RuleState::Normal);
+        assert_eq!(would(&node.engine).unwrap().counts.breaches, breach);
+    }
+    let report = would(&node.engine).unwrap();
+    assert_eq!(report.since, start + PERIOD);
+    assert_eq!(report.counts.active, PERIOD * active);
+    assert!(report.counts.throttle_rounds >= 2, "{report:?}");
+    restart(&mut node, scenario::policy_set(preview(4000.0)));
+    assert_eq!(would(&node.engine), Some(report));
+    node.at(6000);
+    node.at(6000);
+    let report = would(&node.engine);
+    assert_eq!(report.unwrap().counts.breaches, 3);
+    let mut rebooted = Engine::new();
+    rebooted.set_policy(policy(preview(4000.0)));
+    rebooted.adopt(node.now, &node.engine.state().after_reboot(), &[]);
+    assert_eq!(would(&rebooted), report);
+    let states = rebooted.reports().map(|report| report.state);
+    assert_eq!(states.collect::<Vec<_>>(), [RuleState::Normal]);
+    restart(&mut node, scenario::policy_set(preview(5000.0)));
+    assert_eq!(would(&node.engine), None, "an edit starts over");
+    rebooted.set_policy(policy(preview(5000.0)));
+    assert_eq!(would(&rebooted), None);
 }
 
 #[test]

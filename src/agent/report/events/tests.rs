@@ -63,6 +63,7 @@ fn report() -> RuleReport {
         evictions_ended: false,
         earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
+        would: None,
         unknown: None,
     }
 }

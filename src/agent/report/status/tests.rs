@@ -27,6 +27,7 @@ fn report(state: RuleState, value: Option<f64>) -> RuleReport {
         evictions_ended: false,
         earliest_eviction: None,
         cool_down: std::time::Duration::ZERO,
+        would: None,
         unknown: value.is_none().then_some(Unknown::Missing),
     }
 }
