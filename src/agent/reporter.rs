@@ -24,13 +24,13 @@ use crate::agent::taint::TaintState;
 use crate::clock;
 use crate::crd::NodeWatermarkStatus;
 use crate::crd::node_watermark::{AgentStatus, condition, stopped};
-use crate::engine::RuleReport;
 use crate::engine::metric::ActionKind;
 use crate::engine::plan::{Plan, RuleState, Scheduling, Unknown};
 use crate::engine::pod::PodUid;
 use crate::engine::policy::{PolicySet, RuleId, Strategy};
 use crate::engine::time::BootTime;
 use crate::engine::weight_share::HIGH_PERCENT;
+use crate::engine::{RuleReport, WouldReport};
 use crate::messages::event::{Event, NamedDecision};
 use crate::node::journal::JournalRecord;
 use crate::node::machine::ineffective::{Cause, IneffectiveAction, reason};
@@ -55,6 +55,8 @@ impl StatusTarget<'_> {
     }
 }
 
+type EvaluatedRule = (bool, Option<Unknown>, Option<WouldReport>);
+
 /// Reports the state of the machine after each tick.
 pub struct Reporter {
     agent: AgentStatus,
@@ -68,8 +70,9 @@ pub struct Reporter {
     writes: watch::Receiver<Writes>,
     /// The taint state on the Node, as last reported.
     taint_state: TaintState,
-    /// Whether scheduling was decided, and for each rule whether it has a value, or why not.
-    evaluated_rules: (bool, Vec<(bool, Option<Unknown>)>),
+    /// Whether scheduling was decided, and for each rule whether it has a value, or why not, and what it would have done in the last
+    /// day.
+    evaluated_rules: (bool, Vec<EvaluatedRule>),
     /// UID and generation of the object that was last reported to, and the report time of the status that was overwritten.
     target: Option<(String, i64, Option<Timestamp>)>,
     /// The status may have changed.
@@ -165,8 +168,8 @@ impl Reporter {
             let decided = machine.plan().scheduling != Scheduling::Unchanged;
             let known = reports
                 .iter()
-                .map(|report| (report.value.is_some(), report.unknown));
-            // A first evaluation sends no event, but it changes the status.
+                .map(|report| (report.value.is_some(), report.unknown, report.would));
+            // A first evaluation sends no event, nor does an hour that ends, but they change the status.
             if decided != self.evaluated_rules.0
                 || !known.clone().eq(self.evaluated_rules.1.iter().copied())
             {

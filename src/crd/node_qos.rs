@@ -57,6 +57,12 @@ use crate::engine::quantity::RawQuantity;
         description = "Selected nodes on which a rule is breached or cooling down"
     ),
     printcolumn(
+        name = "Would(24h)",
+        type_ = "integer",
+        json_path = ".status.wouldLastDay",
+        description = "How often rules with strategy Preview would have acted, over all selected nodes; empty if there are none"
+    ),
+    printcolumn(
         name = "Preview",
         type_ = "integer",
         json_path = ".status.previewNodes",
@@ -393,6 +399,10 @@ pub struct NodeQosStatus {
     /// The number of selected nodes on which a rule with strategy `Preview` would act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preview_nodes: Option<i64>,
+    /// How many times rules with strategy `Preview` would have begun to act in the last 24 hours, over all selected nodes. Absent if
+    /// there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would_last_day: Option<i64>,
     /// The progress of the rollout of the last edit. Absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

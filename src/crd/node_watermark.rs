@@ -22,8 +22,8 @@ pub use hash::Hash;
 pub use part::Part;
 pub use status::{
     AgentStatus, BurstStatus, Counts, EvictionStatus, NodeWatermarkStatus, PodPolicyStatus,
-    RefusedStatus, RuleStatus, SchedulingStatus, ThrottledStatus, WouldStatus, condition,
-    scheduling, stopped,
+    RefusedStatus, RuleStatus, SchedulingStatus, ThrottledStatus, WouldLastDay, WouldStatus,
+    condition, scheduling, stopped,
 };
 
 /// The API group of the kinds that plimsoll writes.
@@ -70,6 +70,12 @@ pub const MAX_SOURCES: usize = 2048;
         name = "Evicted(1h)",
         type_ = "integer",
         json_path = ".status.counts.evictedLastHour"
+    ),
+    printcolumn(
+        name = "Would(24h)",
+        type_ = "integer",
+        json_path = ".status.counts.wouldLastDay",
+        description = "How often rules with strategy Preview would have acted; empty if there are none"
     ),
     printcolumn(
         name = "Stopped",

@@ -214,6 +214,35 @@ fn on_a_normal_node_the_status_says_that_rules_are_evaluated() {
 }
 
 #[test]
+fn what_a_preview_rule_would_have_done_is_counted_over_a_crash() {
+    let Some(node) = Node::new() else { return };
+    let mut spec = closing();
+    spec["rules"][0]["strategy"] = "Preview".into();
+    node.set_rules(&spec);
+    let would = || node.status()["rules"][0]["wouldLastDay"].clone();
+    let agent = node.agent(&[]);
+    agent.until("it counts", || would()["breaches"] == 0);
+    let since = would()["since"].clone();
+    assert!(since.is_string());
+    node.machine.load.set(HIGH);
+    agent.until("a breach is counted", || would()["breaches"] == 1);
+    agent.kill();
+    node.machine.load.set(LOW);
+    let agent = node.agent(&[]);
+    agent.until("it has ended", || {
+        node.status()["rules"][0]["state"] == "Normal"
+    });
+    node.machine.load.set(HIGH);
+    agent.until("another is counted", || would()["breaches"] == 2);
+    let last = would();
+    assert_eq!(last["since"], since, "{last}");
+    assert!(last["activeMinutes"].as_i64() > Some(0), "{last}");
+    let status = node.status();
+    assert_eq!(status["counts"]["wouldLastDay"], 2);
+    assert_eq!(status["scheduling"]["state"], "Enabled");
+}
+
+#[test]
 fn a_node_is_tainted_above_the_threshold_until_the_cool_down_ends() {
     let Some(node) = Node::new() else { return };
     let other =

@@ -189,6 +189,8 @@ fn the_annotation_restores_everything_and_stops_the_agent() {
     agent.until("it still reports", || {
         node.status()["rules"][0]["state"] == "Breached"
     });
+    let counts = node.status()["counts"]["wouldLastDay"].as_i64();
+    assert!(counts.is_some_and(|times| times > 0), "{counts:?}");
     // Other changes during the stop.
     node.set_rules(&self::rules());
     let late = node.burn_in(&pod("late", "batch"));

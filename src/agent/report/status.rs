@@ -16,14 +16,14 @@ use crate::crd::NodeWatermarkStatus;
 use crate::crd::duration::format_duration;
 use crate::crd::node_watermark::{
     AgentStatus, Counts, EvictionStatus, PodPolicyStatus, RefusedStatus, RuleStatus,
-    SchedulingStatus, ThrottledStatus, WouldStatus, scheduling,
+    SchedulingStatus, ThrottledStatus, WouldLastDay, WouldStatus, scheduling,
 };
 use crate::crd::words::truncated;
-use crate::engine::RuleReport;
 use crate::engine::plan::{Plan, PlanChange, RuleState, Scheduling, Skipped};
 use crate::engine::pod::{Pod, PodUid};
 use crate::engine::policy::{PolicySet, RuleId, TaintEffect};
 use crate::engine::time::BootTime;
+use crate::engine::{RuleReport, WouldReport};
 use crate::messages::event::{Event, NamedDecision, NoticeKind, metric};
 use crate::messages::{count, format_value, skip_reason, unknown_reason};
 use crate::node::cgroup::control_file::Role;
@@ -395,6 +395,21 @@ fn rule(view: &StatusView, report: &RuleReport, boot: Timestamp) -> RuleStatus {
         cool_down_seconds: lengthened(view.policy, report),
         since,
         unknown: report.unknown.map(|why| unknown_reason(why).to_owned()),
+        would_last_day: report.would.map(would_last_day),
+    }
+}
+
+/// Minutes are rounded up, so that a short breach shows.
+fn would_last_day(would: WouldReport) -> WouldLastDay {
+    let counts = would.counts;
+    let minutes = counts.active.as_secs().div_ceil(60);
+    WouldLastDay {
+        breaches: counts.breaches.into(),
+        active_minutes: i64::try_from(minutes).unwrap_or(i64::MAX),
+        throttle_rounds: counts.throttle_rounds.into(),
+        evictions: counts.evictions.into(),
+        last_breach_time: would.last_breach.map(|at| Time(seconds(at))),
+        since: Some(Time(seconds(would.since))),
     }
 }
 
@@ -463,12 +478,15 @@ fn counts(view: &StatusView, throttled: &[ThrottledStatus], would: &[WouldStatus
         .iter()
         .filter_map(|it| Some((it.namespace.as_ref()?, it.pod.as_ref()?)))
         .collect();
+    let would_last_day = view.reports.iter().filter_map(|report| report.would);
+    let would_last_day = would_last_day.map(|it| i64::from(it.counts.breaches));
     Counts {
         rules: count(view.reports.len()),
         breached: count(breached.count()),
         throttled: count(throttled.len()),
         evicted_last_hour: count(view.evicted.len()),
         would: count(pods.len()),
+        would_last_day: would_last_day.reduce(i64::saturating_add),
     }
 }
 

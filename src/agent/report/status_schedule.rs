@@ -132,6 +132,13 @@ fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool 
         for rule in &mut status.rules {
             rule.value = rule.value.map(|_| 0.0);
             rule.earliest_eviction_time = None;
+            if let Some(would) = rule
+                .would_last_day
+                .as_mut()
+                .filter(|_| rule.state != "Normal")
+            {
+                would.active_minutes = 0;
+            }
         }
         status
     };
@@ -141,7 +148,7 @@ fn same_except_values(a: &NodeWatermarkStatus, b: &NodeWatermarkStatus) -> bool 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::node_watermark::{RuleStatus, SchedulingStatus};
+    use crate::crd::node_watermark::{RuleStatus, SchedulingStatus, WouldLastDay};
 
     fn at(seconds: u64) -> BootTime {
         BootTime::default() + Duration::from_secs(seconds)
@@ -320,6 +327,29 @@ mod tests {
             step(&mut schedule, &status("Breached", 8.0), at(10_300)),
             StatusStep::Write
         );
+    }
+
+    #[test]
+    fn the_time_that_a_preview_is_active_is_no_change_before_it_ends() {
+        let active = |state: &str, breaches: i64, active_minutes: i64| {
+            let mut status = status(state, 1.0);
+            status.rules[0].would_last_day = Some(WouldLastDay {
+                breaches,
+                active_minutes,
+                ..WouldLastDay::default()
+            });
+            status
+        };
+        let mut schedule = StatusSchedule::default();
+        record_write(&mut schedule, active("Breached", 1, 1), at(0));
+        let mut waits = |status| step(&mut schedule, &status, at(60)) != StatusStep::Write;
+        assert!(waits(active("Breached", 1, 2)));
+        assert!(!waits(active("Breached", 2, 2)));
+        assert!(!waits(active("Normal", 1, 2)));
+        // An hour ended.
+        record_write(&mut schedule, active("Normal", 0, 2), at(100));
+        let step = step(&mut schedule, &active("Normal", 0, 1), at(3700));
+        assert_eq!(step, StatusStep::Write);
     }
 
     #[test]

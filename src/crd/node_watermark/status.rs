@@ -156,6 +156,9 @@ pub struct Counts {
     /// The number of pods that rules with strategy `Preview` would act on.
     #[serde(default)]
     pub would: i64,
+    /// How many times rules with strategy `Preview` would have begun to act in the last 24 hours. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would_last_day: Option<i64>,
 }
 
 /// The state of a rule.
@@ -213,6 +216,34 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub unknown: Option<String>,
+    /// How often it would have acted, if its strategy is `Preview`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would_last_day: Option<WouldLastDay>,
+}
+
+/// What a rule with strategy `Preview` would have done in the current hour and the 24 before. An edit of its metric or thresholds
+/// starts the counts over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WouldLastDay {
+    /// How many times it became Breached.
+    #[serde(default)]
+    pub breaches: i64,
+    /// How many minutes it was Breached or Cooling. A rule that disables scheduling would have done so for that time.
+    #[serde(default)]
+    pub active_minutes: i64,
+    /// The number of evaluations in which it would have throttled pods further.
+    #[serde(default)]
+    pub throttle_rounds: i64,
+    /// The number of pods that it would have evicted.
+    #[serde(default)]
+    pub evictions: i64,
+    /// The last time at which it became Breached, even if that is longer ago.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_breach_time: Option<Time>,
+    /// The time when counting began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
 }
 
 /// Whether scheduling is disabled.

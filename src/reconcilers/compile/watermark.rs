@@ -49,6 +49,8 @@ pub struct SeenStatus {
     pub acts_on_pods: bool,
     /// The `NodeQOS` with a Preview rule that would act.
     pub would: BTreeSet<String>,
+    /// How often Preview rules would have begun to act in the last day, by `NodeQOS` that has any.
+    pub would_last_day: BTreeMap<String, i64>,
     /// The rules that are Breached or Cooling.
     pub active: BTreeMap<String, Active>,
     /// Matched pods by `PodQOS`; absent if unknown.
@@ -184,6 +186,15 @@ impl SeenStatus {
         let scheduling = status.scheduling.as_ref();
         let throttled = usize::try_from(counts.throttled).unwrap_or(0);
         let would = status.would.iter();
+        let mut would_last_day: BTreeMap<String, i64> = BTreeMap::new();
+        for rule in &status.rules {
+            if let Some(would) = &rule.would_last_day {
+                let sum = would_last_day
+                    .entry(source(&rule.id).to_owned())
+                    .or_default();
+                *sum = sum.saturating_add(would.breaches);
+            }
+        }
         let policies = status.pod_policies.iter();
         // Rules that can't be evaluated are enforced all the same: an edit has to reach them.
         let not_ready = |it: &Condition| {
@@ -206,6 +217,7 @@ impl SeenStatus {
             throttled: throttled.max(status.throttled.len()),
             acts_on_pods: counts.throttled > 0 || counts.evicted_last_hour > 0,
             would: would.map(|would| source(&would.rule).to_owned()).collect(),
+            would_last_day,
             active: active
                 .map(|rule| (rule.id.clone(), Active::of(rule)))
                 .collect::<BTreeMap<_, _>>(),

@@ -27,10 +27,11 @@ const STATUS_RETRY_DELAY: Duration = Duration::from_secs(3);
 
 /// Minimum interval for statuses in which only counts changed: pods come and go.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
-const COUNTS: [&str; 4] = [
+const COUNTS: [&str; 5] = [
     "matchedNodes",
     "breachedNodes",
     "previewNodes",
+    "wouldLastDay",
     "matchedPods",
 ];
 
@@ -50,6 +51,8 @@ struct Tally {
     matched: usize,
     breached: usize,
     preview: usize,
+    /// How often Preview rules would have begun to act in the last day; `None` if there are none.
+    would_last_day: Option<i64>,
 }
 
 /// The nodes of a class.
@@ -196,6 +199,9 @@ fn status_of(
             status["matchedNodes"] = json!(tally.matched);
             status["breachedNodes"] = json!(tally.breached);
             status["previewNodes"] = json!(tally.preview);
+            if let Some(times) = tally.would_last_day {
+                status["wouldLastDay"] = json!(times);
+            }
             status["rules"] = json!(tally.rules.len());
             status["strategy"] = json!(strategy(tally.rules.values()));
         }
@@ -269,6 +275,12 @@ impl Tallies {
             .filter_map(|name| source(name))
         {
             self.tally(source).preview += 1;
+        }
+        for (name, times) in &watermark.status.would_last_day {
+            if let Some(source) = source(name) {
+                let sum = &mut self.tally(source).would_last_day;
+                *sum = Some(sum.unwrap_or(0).saturating_add(*times));
+            }
         }
     }
 }

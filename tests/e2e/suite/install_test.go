@@ -378,7 +378,7 @@ func TestInvalidManifestsAreRejectedWithFieldAndFix(t *testing.T) {
 func TestKubectlShowsTheColumnsOfNodeWatermarks(t *testing.T) {
 	t.Parallel()
 	header := strings.Fields(strings.SplitN(kubectl(t, "get", "nodewatermarks"), "\n", 2)[0])
-	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) STOPPED AGENT AGE"
+	want := "NAME RULES BREACHED SCHEDULING THROTTLED EVICTED(1H) WOULD(24H) STOPPED AGENT AGE"
 	if strings.Join(header, " ") != want {
 		t.Errorf("columns are %v", header)
 	}

@@ -377,8 +377,8 @@ fn rules_beyond_the_limit_of_a_node_are_reported_and_block_no_other_edit() {
     assert_eq!(ready.0, "True");
 }
 
-/// A `NodeQOS` over all nodes: its rules in force, their strategies and the message of its condition Ready.
-fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
+/// The status of the `NodeQOS` `q`.
+fn status_of_q(cluster: &mut Cluster) -> Value {
     cluster.reconciler.status_failed(cluster.now);
     cluster.pass(std::time::Duration::from_secs(20));
     let statuses = cluster
@@ -387,7 +387,12 @@ fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
     let q = statuses
         .iter()
         .find(|it| it.key == (Kind::NodeQos, "q".into()));
-    let status = &q.unwrap().status;
+    q.unwrap().status.clone()
+}
+
+/// A `NodeQOS` over all nodes: its rules in force, their strategies and the message of its condition Ready.
+fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
+    let status = status_of_q(cluster);
     let conditions = status["conditions"].as_array().unwrap();
     let ready = conditions.iter().find(|it| it["type"] == "Ready").unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -396,6 +401,33 @@ fn rules_in_force(cluster: &mut Cluster) -> (i64, String, String) {
         text(&status["strategy"]),
         text(&ready["message"]),
     )
+}
+
+#[test]
+fn what_preview_rules_would_have_done_is_summed_over_rules_and_nodes() {
+    let mut cluster = ready(3);
+    cluster.apply(
+        Kind::NodeQos,
+        "q",
+        &node_qos(None, "close", 4000, "Preview"),
+    );
+    cluster.finish();
+    let rule = |id: &str, breaches: Option<i64>| {
+        let would = breaches.map(|breaches| json!({"breaches": breaches, "activeMinutes": 5}));
+        json!({"id": id, "strategy": "Preview", "state": "Normal", "mark": 4000.0, "wouldLastDay": would})
+    };
+    assert_eq!(status_of_q(&mut cluster)["wouldLastDay"], Value::Null);
+    let reports = [
+        vec![rule("q/cpu", Some(3)), rule("q/other", Some(1))],
+        vec![rule("q/cpu", Some(0)), rule("another/cpu", Some(7))],
+        vec![rule("q/cpu", None)],
+    ];
+    for (index, rules) in reports.into_iter().enumerate() {
+        cluster.report(&format!("node{index:03}"), json!({"rules": rules}));
+    }
+    assert_eq!(status_of_q(&mut cluster)["wouldLastDay"], 4);
+    cluster.report("node000", json!({"rules": [rule("q/cpu", Some(0))]}));
+    assert_eq!(status_of_q(&mut cluster)["wouldLastDay"], 0);
 }
 
 #[test]

@@ -479,6 +479,7 @@ fn the_spec_and_status_of_20_rules_take_at_most_8_kib() {
         outside_hours: false,
         since: Some(serde_json::from_value(json!("2026-11-21T13:50:01Z")).unwrap()),
         unknown: None,
+        would_last_day: None,
     };
     let status = NodeWatermarkStatus {
         observed_hash: Some("0123456789abcdef".into()),

@@ -115,6 +115,40 @@ fn a_rule_shows_value_threshold_since_and_why_it_is_unknown() {
 }
 
 #[test]
+fn what_a_preview_rule_would_have_done_is_shown_and_counted() {
+    let scene = Scene::new();
+    let mut view = scene.view();
+    view.reports = vec![report(RuleState::Normal, Some(1.0))];
+    let status = StatusBuilder::default().build(&view);
+    assert_eq!(status.rules[0].would_last_day, None);
+    let counts = status.counts.expect("counts");
+    assert_eq!(counts.would_last_day, None, "no rule in Preview");
+    let would = |breaches, seconds| RuleReport {
+        strategy: Strategy::Preview,
+        would: Some(WouldReport {
+            since: Timestamp::from_millisecond(5_500).expect("a time"),
+            last_breach: Some(Timestamp::from_second(9).expect("a time")),
+            counts: crate::engine::WouldCounts {
+                breaches,
+                throttle_rounds: 7,
+                evictions: 1,
+                active: Duration::from_secs(seconds),
+            },
+        }),
+        ..report(RuleState::Normal, Some(1.0))
+    };
+    view.reports.extend([would(2, 61), would(1, 20)]);
+    let status = StatusBuilder::default().build(&view);
+    let shown = serde_json::to_value(&status.rules[1].would_last_day).expect("JSON");
+    let expected = json!({
+        "breaches": 2, "activeMinutes": 2, "throttleRounds": 7, "evictions": 1,
+        "lastBreachTime": "1970-01-01T00:00:09Z", "since": "1970-01-01T00:00:05Z",
+    });
+    assert_eq!(shown, expected);
+    assert_eq!(status.counts.expect("counts").would_last_day, Some(3));
+}
+
+#[test]
 fn a_throttled_pod_shows_its_limit_before_and_now() {
     let scene = Scene::new();
     let throttled = |records: Vec<JournalRecord>| {
