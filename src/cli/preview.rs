@@ -1,6 +1,7 @@
 //! `plimsoll preview`.
 
 mod findings;
+mod history;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -40,6 +41,12 @@ Pod usage always comes from the kubelet. For a node's memory the kubelet gives o
 may be PERHAPS over its threshold. Values that neither reports (load, disks, probes) are UNKNOWN, and their rules do \
 nothing; set them with --value. Rates of network interfaces need two samples: --sample 20s.
 
+With --history it shows how often the rules with strategy Preview would have acted in the last 24 hours, as the agents counted it \
+in the status of the NodeWatermarks: how many times they were breached (BREACHES) and on which nodes, for how long (ACTIVE), in how \
+many evaluations pods would have been throttled further (THROTTLES), how many pods evicted (EVICTIONS), and when a breach last \
+began. An edit of the metric or the thresholds of a rule starts its counts over. It asks no kubelet, and needs no \
+permission for pods and nodes/proxy, and for nodes only with --node or --selector.
+
 Permissions: list nodes, pods, nodewatermarks, nodeqoss, podqoss and avoidanceactions, and get nodes/proxy. Beware: get \
 nodes/proxy allows everything that a kubelet serves to GET, including logs. Without it, rules are still evaluated on agents' \
 values and --value, but pod usage is unknown, so no pod is acted on.
@@ -51,6 +58,8 @@ Examples:
     plimsoll preview -f policy.yaml --node worker-1
   See what would happen if an idle node were busy:
     plimsoll preview -f policy.yaml --value cpu_total_usage=7500
+  See how often Preview rules would have acted in the last day:
+    plimsoll preview --history
 
 Exit status: 0 shown, 1 the policies have errors, 2 the cluster or a file could not be read.";
 
@@ -62,6 +71,10 @@ pub struct Args {
     /// for standard input
     #[arg(short = 'f', long = "filename", value_name = "FILE|DIR|-")]
     files: Vec<PathBuf>,
+
+    /// Show how often rules with strategy Preview would have acted in the last 24 hours, as the agents counted
+    #[arg(long, conflicts_with_all = ["files", "values", "file", "period", "sample"])]
+    history: bool,
 
     /// Show only this node; may be repeated [default: all]
     #[arg(long, value_name = "NAME")]
@@ -86,12 +99,22 @@ pub struct Args {
     sample: Option<Duration>,
 
     /// Output format; JSON and YAML have {nodes: [{node, rules: [{rule, metric, value, state, pods, ...}], standing: [{policy, idle, burst, ...}]}], findings, notes,
-    /// summary}
+    /// summary}, with --history {rules: [{rule, total: {breaches, ...}, nodes: [{node, breaches, ...}]}], notes, summary}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 
     #[command(flatten)]
     cluster: ClusterArgs,
+}
+
+impl Args {
+    /// The nodes to show.
+    fn selection(&self) -> Selection {
+        Selection {
+            names: self.node.clone(),
+            labels: self.selector.clone(),
+        }
+    }
 }
 
 fn value(text: &str) -> Result<(String, f64), String> {
@@ -104,6 +127,9 @@ fn value(text: &str) -> Result<(String, f64), String> {
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.history {
+        return runtime::start()?.block_on(history::show(args));
+    }
     let mut sources = sources::read_all(&args.files);
     if let Some(error) = sources.unreadable.pop() {
         return Err(error);
@@ -174,10 +200,7 @@ impl Policies {
         let files = files.map(|object| object.value.clone());
         Self {
             objects: Objects::from_values(files.chain(others)),
-            selection: Selection {
-                names: args.node.clone(),
-                labels: args.selector.clone(),
-            },
+            selection: args.selection(),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::path::rule_index;
 use super::validate::{Problem, validate};
 use super::words::nearest;
 use super::{API_VERSION, AvoidanceActionSpec, NodeQosSpec, PodQosSpec};
-use crate::engine::policy::node_qos_of;
+use crate::engine::policy::{Strategy, node_qos_of};
 use crate::engine::selector::Selector;
 
 /// The kinds of policy object.
@@ -186,6 +186,21 @@ impl Objects {
             Kind::NodeQos => self.nodes.contains_key(name),
             Kind::PodQos => self.pods.contains_key(name),
         }
+    }
+
+    /// The rules with strategy `Preview`, as `<NodeQOS>/<rule>`.
+    pub fn preview_rules(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().flat_map(|(name, node)| {
+            let rules = node.rules.iter().map(|(_, rule)| rule);
+            let strategy = |rule: &NodeRule| Strategy::from_name(rule.strategy.as_deref()?);
+            let previews = rules.filter(move |rule| strategy(rule) == Some(Strategy::Preview));
+            previews.map(move |rule| format!("{name}/{}", rule.name))
+        })
+    }
+
+    /// The `PodQOS` whose `resourceQOS` is only reported.
+    pub fn preview_pod_qos(&self) -> impl Iterator<Item = &str> {
+        self.previews.iter().map(String::as_str)
     }
 
     /// Whether the `resourceQOS` of the `PodQOS` is only reported.

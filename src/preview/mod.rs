@@ -7,6 +7,7 @@
 
 mod agent_status;
 mod evaluate;
+mod history;
 mod overlay;
 mod read;
 mod reasons;
@@ -23,6 +24,7 @@ use crate::engine::units::Quota;
 
 pub use self::agent_status::ReportedWatermark;
 pub use self::evaluate::{NodeInput, ValueOverrides, evaluate};
+pub use self::history::{History, NodeHistory, RuleHistory};
 pub use self::overlay::overlay;
 pub use self::read::{
     Cluster, ClusterNode, ClusterReadError, KubeletError, KubeletResult, Options, Selection,

@@ -60,6 +60,13 @@ pub struct Selection {
     pub labels: Option<String>,
 }
 
+impl Selection {
+    /// Whether it selects all nodes.
+    pub const fn is_all(&self) -> bool {
+        self.names.is_empty() && self.labels.is_none()
+    }
+}
+
 /// How to query kubelets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -176,24 +183,31 @@ impl Cluster {
         Ok(found)
     }
 
-    /// The last status of each agent, by node; empty if there is no definition.
+    /// The `NodeWatermark` of each node; empty if there is no definition.
     ///
     /// # Errors
     /// They can't be listed.
-    pub async fn agent_statuses(
-        &self,
-    ) -> Result<BTreeMap<String, ReportedWatermark>, ClusterReadError> {
+    pub async fn watermarks(&self) -> Result<Vec<DynamicObject>, ClusterReadError> {
         let resource = resource(
             node_watermark::GROUP,
             "v1alpha1",
             "NodeWatermark",
             "nodewatermarks",
         );
-        let found = match self.dynamic(&resource).await {
-            Err(error) if error.code() == Some(404) => return Ok(BTreeMap::new()),
-            found => found.map_err(failed("nodewatermarks"))?,
-        };
-        let watermarks = found.into_iter();
+        match self.dynamic(&resource).await {
+            Err(error) if error.code() == Some(404) => Ok(Vec::new()),
+            found => found.map_err(failed("nodewatermarks")),
+        }
+    }
+
+    /// The last status of each agent, by node, if it is of the current spec.
+    ///
+    /// # Errors
+    /// They can't be listed.
+    pub async fn agent_statuses(
+        &self,
+    ) -> Result<BTreeMap<String, ReportedWatermark>, ClusterReadError> {
+        let watermarks = self.watermarks().await?.into_iter();
         Ok(watermarks
             .filter_map(|object| Some((object.name_any(), ReportedWatermark::of(&object)?)))
             .collect::<BTreeMap<_, _>>())

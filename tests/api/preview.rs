@@ -245,3 +245,38 @@ fn kubelet_statistics_need_the_nodes_proxy_permission() {
     });
     assert_eq!(plane.list(ALL), before, "something was written");
 }
+
+#[test]
+fn what_preview_rules_would_have_done_is_a_column_and_the_history() {
+    let Some(plane) = ControlPlane::start().filter(ControlPlane::is_own) else {
+        return;
+    };
+    let [mut node_qos, others @ ..] = policies();
+    node_qos["spec"]["rules"][0]["strategy"] = json!("Preview");
+    let watermark = json!({
+        "apiVersion": "plimsoll.dev/v1alpha1", "kind": "NodeWatermark", "metadata": {"name": "a"},
+        "spec": {"nodeUID": "u", "hash": "h"},
+    });
+    plane.apply(&[node_qos, watermark]);
+    plane.apply(&others);
+    let would = json!({"breaches": 2, "activeMinutes": 9, "throttleRounds": 5, "since": "2020-01-01T00:00:00Z"});
+    let rule = json!({"id": "hot/cpu", "strategy": "Preview", "state": "Normal", "mark": 1500, "wouldLastDay": would});
+    plane.report(
+        "a",
+        &json!({"rules": [rule], "counts": {"wouldLastDay": 2}}),
+    );
+    status(&plane, "nodeqos", "hot", &json!({"wouldLastDay": 3}));
+    for (what, times) in [("nodewatermarks", "2"), ("nodeqoss", "3")] {
+        let table = plane.kubectl(&["get", what]);
+        let column = table.find("WOULD(24H)").expect(&table);
+        let row = table.lines().nth(1).unwrap();
+        assert!(row[column..].starts_with(times), "{table}");
+    }
+    reader(&plane, false);
+    plane.until("the role is in force", TIMEOUT, |p| {
+        run(p, &["--history"]).0 == Some(0)
+    });
+    let (_, shown) = run(&plane, &["--history"]);
+    let row = "hot/cpu  1 of 1              2      9m          5          0  -";
+    assert!(shown.contains(row), "{shown}");
+}

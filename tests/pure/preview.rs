@@ -256,6 +256,55 @@ fn a_policy_of_the_cluster_that_only_reports_is_shown_as_such() {
     );
 }
 
+/// A cluster whose rule only reports, and what two of its agents counted.
+fn counted(path: &str) -> Option<(u16, Value)> {
+    let watermark = |node: &str, breaches: u32| {
+        let would =
+            json!({"breaches": breaches, "activeMinutes": 9, "since": "2020-01-01T00:00:00Z"});
+        let rule = json!({"id": "hot/cpu", "strategy": "Preview", "state": "Normal", "mark": 1500, "wouldLastDay": would});
+        json!({"metadata": {"name": node}, "status": {"rules": [rule]}})
+    };
+    let [mut node_qos, ..] = policies();
+    node_qos["spec"]["rules"][0]["strategy"] = json!("Preview");
+    match path.split('?').next()?.rsplit('/').next()? {
+        "nodeqoss" => Some(list(&[node_qos])),
+        "nodewatermarks" => Some(list(&[watermark("normal", 0), watermark("busy", 2)])),
+        "nodes" if path.contains("metadata.name") => Some(list(&[node("normal")])),
+        _ => cluster(path),
+    }
+}
+
+#[test]
+fn the_history_is_what_agents_have_counted() {
+    let server = Server::start(counted);
+    let output = server.preview(&["--history"]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(
+        shown.contains("hot/cpu  1 of 2              2     18m          0          0  -"),
+        "{shown}"
+    );
+    let summary = "1 of 1 rule with strategy Preview would have acted in the last 24 hours\n";
+    assert!(shown.ends_with(summary), "{shown}");
+    let asked = |what: &str| server.requests().iter().any(|it| it.contains(what));
+    assert!(
+        !asked("/nodes") && !asked("/pods"),
+        "{:?}",
+        server.requests()
+    );
+    let one = server.preview(&["--history", "--node", "normal", "-o", "json"]);
+    let one: Value = serde_json::from_slice(&one.stdout).unwrap();
+    assert_eq!(one["rules"][0]["total"]["breaches"], 0);
+    assert_eq!(one["rules"][0]["nodes"].as_array().unwrap().len(), 1);
+    let output = server.preview(&["--history", "--value", "cpu_total_usage=1"]);
+    assert_eq!(output.status.code(), Some(2));
+    let none = text(&Server::start(cluster).preview(&["--history"]).stdout);
+    assert_eq!(
+        none,
+        "no rule has strategy Preview, so nothing is counted\n"
+    );
+}
+
 #[test]
 fn files_replace_policies_of_the_cluster() {
     let server = Server::start(cluster);
