@@ -1,15 +1,14 @@
-//! The emergency stop: as last read from the API server, else as an earlier process saved it.
+//! The emergency stop, of all agents or of this one: as last read from the API server, else as an earlier process saved it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
-use kube::api::DynamicObject;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::watcher::Event;
 
 use super::feed::WatchedObject;
 use super::rules::Seen;
-use crate::crd::emergency_stop::stop_reason;
+use crate::crd::emergency_stop::stop_of;
 use crate::engine::policy::PolicySet;
 
 /// Everything in force is restored within this time.
@@ -18,34 +17,38 @@ pub const RESTORE_WITHIN: Duration = Duration::from_secs(10);
 /// The emergency stop as an earlier process saved it.
 #[derive(Debug)]
 pub struct SavedStop {
-    /// Why everything was stopped; `None`: it was not.
+    /// Why the agent was stopped; `None`: it was not.
     pub reason: Option<String>,
 }
 
 /// The emergency stop as this agent knows it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EmergencyStop {
-    object: WatchedObject<DynamicObject>,
+    /// The agent's node.
+    node: String,
+    object: WatchedObject<ConfigMap>,
     /// The object was updated since the last [`Self::evaluate`].
     updated: bool,
     /// An earlier process saved the state of the stop.
     saved: bool,
-    /// Why everything is stopped; `None`: it is not.
+    /// Why the agent is stopped; `None`: it is not.
     reason: Option<String>,
 }
 
 impl EmergencyStop {
     /// Starts from the saved state, which applies until the API server says otherwise.
-    pub fn from_saved(saved: Option<SavedStop>) -> Self {
+    pub fn from_saved(node: &str, saved: Option<SavedStop>) -> Self {
         Self {
+            node: node.to_owned(),
+            object: WatchedObject::default(),
+            updated: false,
             saved: saved.is_some(),
             reason: saved.and_then(|saved| saved.reason),
-            ..Self::default()
         }
     }
 
     /// Handles a watch event of the object.
-    pub fn apply(&mut self, event: Event<DynamicObject>) {
+    pub fn apply(&mut self, event: Event<ConfigMap>) {
         self.object.apply(event);
         self.updated = true;
     }
@@ -58,7 +61,7 @@ impl EmergencyStop {
         }
         let reason = match &self.object.seen {
             Seen::Unknown | Seen::Absent => return false,
-            Seen::Present(object) => stop_reason(Some(object.annotations())),
+            Seen::Present(object) => stop_of(object, &self.node),
         };
         let changed = self.reason != reason;
         self.reason = reason;
@@ -75,7 +78,7 @@ impl EmergencyStop {
         self.saved
     }
 
-    /// Why everything is stopped; `None`: it is not.
+    /// Why the agent is stopped; `None`: it is not.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
@@ -97,11 +100,10 @@ mod tests {
     use super::*;
     use crate::crd::emergency_stop::ANNOTATION;
 
-    fn object(annotations: &Value) -> DynamicObject {
-        let object = json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": "plimsoll-stop", "annotations": annotations},
-        });
+    const NODE: &str = "worker-1";
+
+    fn object(annotations: &Value) -> ConfigMap {
+        let object = json!({"metadata": {"name": "plimsoll-stop", "annotations": annotations}});
         serde_json::from_value(object).expect("an object")
     }
 
@@ -116,9 +118,12 @@ mod tests {
 
     #[test]
     fn the_saved_state_applies_until_the_api_server_answers() {
-        let mut stop = EmergencyStop::from_saved(Some(SavedStop {
-            reason: Some("as saved".to_owned()),
-        }));
+        let mut stop = EmergencyStop::from_saved(
+            NODE,
+            Some(SavedStop {
+                reason: Some("as saved".to_owned()),
+            }),
+        );
         assert!(!stop.evaluate() && !stop.is_known() && stop.was_saved());
         stop.apply(Event::Init);
         assert!(!stop.evaluate(), "the list is not complete yet");
@@ -133,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_deleted_object_neither_stops_nor_resumes() {
-        let mut stop = EmergencyStop::from_saved(None);
+        let mut stop = EmergencyStop::from_saved(NODE, None);
         assert!(!stop.was_saved() && !listed(&mut stop, None));
         assert!(stop.is_known());
         assert_eq!(stop.reason(), None);
@@ -141,6 +146,24 @@ mod tests {
         assert!(!listed(&mut stop, None));
         assert_eq!(stop.reason(), Some("why"));
         assert!(listed(&mut stop, Some(&json!({}))), "it was created again");
+        assert_eq!(stop.reason(), None);
+    }
+
+    #[test]
+    fn an_agent_that_is_stopped_alone_follows_its_own_node_only() {
+        let mut stop = EmergencyStop::from_saved(NODE, None);
+        let with = |data: Value| {
+            let object = json!({"metadata": {"name": "plimsoll-stop"}, "data": data});
+            Event::Apply(serde_json::from_value(object).expect("an object"))
+        };
+        listed(&mut stop, Some(&json!({})));
+        stop.apply(with(json!({"worker-2": "its own reason"})));
+        assert!(!stop.evaluate(), "another node");
+        stop.apply(with(json!({"worker-1": "here", "worker-2": ""})));
+        assert!(stop.evaluate());
+        assert_eq!(stop.reason(), Some("here"));
+        stop.apply(with(json!({"worker-2": ""})));
+        assert!(stop.evaluate());
         assert_eq!(stop.reason(), None);
     }
 
@@ -171,7 +194,7 @@ mod tests {
                     .collect::<Vec<_>>(),
             )
         };
-        let mut stop = EmergencyStop::default();
+        let mut stop = EmergencyStop::from_saved(NODE, None);
         assert_eq!(active(&stop, None), None, "no policy is known yet");
         assert_eq!(
             active(&stop, Some(&policy)).expect("all"),

@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 
 use futures::stream::{BoxStream, SelectAll, StreamExt};
-use kube::api::DynamicObject;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::Status;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::objects::{SeenNode, SeenPod, SeenWatermark};
 use super::rules::Seen;
 use crate::cluster::client::describe;
-use crate::cluster::watch::{resource, with_backoff};
+use crate::cluster::watch::with_backoff;
 use crate::crd::emergency_stop;
 
 /// A watch.
@@ -51,7 +51,7 @@ pub enum WatchChange {
     /// Of the pods of our node.
     Pods(Event<SeenPod>),
     /// Of the emergency stop.
-    Stop(Event<DynamicObject>),
+    Stop(Event<ConfigMap>),
     /// A watch failed and is restarted.
     Failed(AgentWatch, Failure),
 }
@@ -75,8 +75,7 @@ pub fn feed(client: &Client, node: &str, lease_namespace: &str) -> Feed {
     let this = by_name(node);
     let on_node = format!("spec.nodeName={node}");
     let stop = by_name(emergency_stop::OBJECT);
-    let config_maps = resource("", "v1", "ConfigMap", "configmaps");
-    let config_maps = Api::namespaced_with(all(), lease_namespace, &config_maps);
+    let config_maps = Api::namespaced(all(), lease_namespace);
     let mut feed = Feed::new();
     feed.push(changes(
         Api::all(all()),

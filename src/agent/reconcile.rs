@@ -130,6 +130,7 @@ impl Agent {
             feed: feed(&client, &options.node, &options.lease_namespace),
             locator: CgroupLocator::new(hierarchy.clone(), options.kubelet_root.clone()),
             pods: NodePods::new(options.own.clone()),
+            stop: EmergencyStop::from_saved(&options.node, saved.stop()),
             client,
             options,
             hierarchy,
@@ -142,7 +143,6 @@ impl Agent {
                 .as_ref()
                 .map(Rules::from_saved)
                 .unwrap_or_default(),
-            stop: EmergencyStop::from_saved(saved.stop()),
             failures: BTreeMap::new(),
             saved,
             reporter,
@@ -273,10 +273,7 @@ impl Agent {
     fn report_stop(&mut self) {
         let reason = self.stop.reason();
         if let Some(reason) = reason {
-            tracing::warn!(
-                reason,
-                "everything is stopped: what is in force is being restored"
-            );
+            tracing::warn!(reason, "stopped: what is in force is being restored");
         } else {
             tracing::info!("the emergency stop is over: the rules are evaluated again");
         }

@@ -15,7 +15,7 @@ mod pods;
 mod policies;
 mod role;
 mod scheduler_api;
-mod snapshot;
+pub(super) mod snapshot;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +26,6 @@ use serde_json::json;
 use self::checks::{findings, notes, summary};
 use self::finding::DoctorFinding;
 use self::snapshot::ClusterSnapshot;
-pub(super) use self::snapshot::lease_namespaces;
 use super::cluster_args::ClusterArgs;
 use super::output::Output;
 use super::progress::ProgressLine;
@@ -87,8 +86,8 @@ pub struct Args {
     )]
     timeout: Duration,
 
-    /// Namespace of the Leases that agents renew [default: as configured for the agents]
-    #[arg(long, value_name = "NAME")]
+    /// Namespace of the Leases that agents renew, if it cannot be read from their `DaemonSets`
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     lease_namespace: Option<String>,
 
     #[command(flatten)]

@@ -1,59 +1,69 @@
 //! `plimsoll stop` and `plimsoll resume`.
 
-use std::collections::BTreeMap;
+mod progress;
+
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use clap::ArgAction;
-use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::{Api, Client, Resource as _};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use self::progress::{Awaited, Goal, MAX_NAMED, ProgressError, poll};
 use super::cluster_args::ClusterArgs;
-use super::doctor::lease_namespaces;
-use super::server_table::ServerTable;
+use super::doctor::snapshot::lease_namespaces;
 use super::{LEASE_NAMESPACE, duration, print, runtime};
 use crate::clock;
 use crate::cluster::client::{CallError, call};
-use crate::cluster::watch::resource;
-use crate::crd::NodeWatermark;
-use crate::crd::emergency_stop::{ANNOTATION, OBJECT};
-use crate::crd::node_watermark::stopped::RELEASED;
+use crate::cluster::list::all;
+use crate::crd::emergency_stop::{ANNOTATION, OBJECT, stop_of_all, stopped_nodes};
 use crate::crd::words::named;
 
 /// How often progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of unfinished nodes that are named.
-const MAX_NAMED: usize = 10;
-
 const STOP_HELP: &str = "\
-Annotates the ConfigMap plimsoll-stop in the namespace of the agents' Leases. Every agent watches it directly, so this works \
-without the controller. Within 15 s (25 s if its connections hang) each agent restores all CPU limits, removes its taint, \
-requests no more evictions, and does nothing more until `plimsoll resume`. Agents that start later do the same. Rules with \
-strategy Preview keep reporting. The equivalent with kubectl, if the chart's leases.namespace is unchanged:
+Annotates the ConfigMap plimsoll-stop in the namespace of the agents' Leases, or adds the names of nodes to its data. Every \
+agent watches it directly, so this works without the controller. Within 15 s (25 s if its connections hang) each agent that is \
+stopped restores all CPU limits, removes its taint, requests no more evictions, and does nothing more until `plimsoll resume`. \
+Agents that start later do the same. Rules with strategy Preview keep reporting. The equivalent with kubectl, if the chart's \
+leases.namespace is unchanged:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease \\
     --overwrite plimsoll.dev/stop='why'
+  kubectl patch configmap plimsoll-stop -n plimsoll-node-lease \\
+    --type merge -p '{\"data\":{\"worker-1\":\"why\"}}'
 
 Examples:
   Stop everything, and wait until it is done:
     plimsoll stop --reason 'batch jobs starve since the new thresholds'
+  Stop one node, or those with a label:
+    plimsoll stop --node worker-1 --reason 'under investigation'
+    plimsoll stop -l pool=gpu
   See the progress:
     kubectl get nodewatermarks
 
 Permissions: patch the ConfigMap (create, if it is missing), list nodewatermarks to see the progress, and list daemonsets to \
-find the namespace; without the last, pass --lease-namespace if the chart's leases.namespace was changed.
+find the namespace. For nodes: get and list nodes.
 
-Exit status: 0 every node has restored everything (with --wait=false: the stop was requested), 1 not all nodes did in time, or \
+Exit status: 0 every node has restored everything (with --no-wait: the stop was requested), 1 not all nodes did in time, or \
 their progress is unknown, 2 the stop could not be requested.";
 
 const RESUME_HELP: &str = "\
-Removes the annotation that `plimsoll stop` has set. Every rule starts over: evaluations are counted from zero. The \
+Takes back what `plimsoll stop` has set: for all nodes, or with --node or -l for nodes that were stopped by name. Nodes that \
+were stopped by name stay stopped until they are named here. Every rule starts over: evaluations are counted from zero. The \
 equivalent with kubectl, if the chart's leases.namespace is unchanged:
   kubectl annotate configmap plimsoll-stop -n plimsoll-node-lease \\
     plimsoll.dev/stop-
+  kubectl patch configmap plimsoll-stop -n plimsoll-node-lease \\
+    --type merge -p '{\"data\":{\"worker-1\":null}}'
 
-Exit status: 0 every node has resumed (with --wait=false: it was requested), 1 not all nodes did in time, or their progress is \
+Examples:
+  plimsoll resume
+  plimsoll resume --node worker-1
+
+Exit status: 0 every node has resumed (with --no-wait: it was requested), 1 not all nodes did in time, or their progress is \
 unknown, 2 the resume could not be requested.";
 
 /// Arguments of `plimsoll stop`.
@@ -78,49 +88,140 @@ pub struct ResumeArgs {
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// Wait until every node has followed
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    wait: bool,
+    /// Only this node; may be repeated [default: all]
+    #[arg(long, value_name = "NAME")]
+    node: Vec<String>,
+
+    /// Only nodes with these labels, for example pool=batch,zone!=a
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "node")]
+    selector: Option<String>,
+
+    /// Return without waiting until every node has followed
+    #[arg(long)]
+    no_wait: bool,
 
     /// How long to wait
     #[arg(long, value_name = "DURATION", value_parser = duration::positive, default_value = "60s")]
     timeout: Duration,
 
-    /// Namespace of the Leases that agents renew, the chart's leases.namespace [default: as configured for the agents]
-    #[arg(long, value_name = "NAME")]
+    /// Namespace of the Leases that agents renew, if it cannot be read from their `DaemonSets`
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     lease_namespace: Option<String>,
 
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// The state that nodes should reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Goal {
-    Released,
-    Resumed,
+/// What a stop or resume is about.
+#[derive(Debug)]
+enum Target {
+    Everything,
+    Nodes(BTreeSet<String>),
 }
 
 /// Runs `plimsoll stop`.
 pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
-        let client = args.options.cluster.connect().await?;
+        let options = &args.options;
+        let client = options.cluster.connect().await?;
+        let target = options.target(&client).await?;
         let user = user_name(&client).await;
         let value = value(args.reason.as_deref(), user.as_deref(), clock::wall_time());
-        request_all(&client, &args.options, Some(&value)).await?;
-        print_line("stop requested: every agent restores what it changed, and does nothing more")?;
-        follow(&client, &args.options, Goal::Released).await
+        request_all(&client, options, &target, Some(&value)).await?;
+        print_line(&match &target {
+            Target::Everything => {
+                "stop requested: every agent restores what it changed, and does nothing more"
+                    .to_owned()
+            }
+            Target::Nodes(nodes) => format!(
+                "stop requested: the agents of {} restore what they changed, and do nothing more",
+                listed(nodes)
+            ),
+        })?;
+        let awaited = match target {
+            Target::Everything => Awaited::AllBut(BTreeSet::new()),
+            Target::Nodes(nodes) => Awaited::Only(nodes),
+        };
+        follow(&client, options, Goal::Released, &awaited).await
     })
 }
 
 /// Runs `plimsoll resume`.
 pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
-        let client = args.options.cluster.connect().await?;
-        request_all(&client, &args.options, None).await?;
+        let options = &args.options;
+        let client = options.cluster.connect().await?;
+        let target = options.target(&client).await?;
+        let objects = request_all(&client, options, &target, None).await?;
         print_line("resume requested: every rule starts over")?;
-        follow(&client, &args.options, Goal::Resumed).await
+        let awaited = match target {
+            Target::Everything => {
+                let stopped = objects.iter().flat_map(stopped_nodes);
+                let stopped: BTreeSet<_> = stopped.map(|(node, _)| node.to_owned()).collect();
+                if !stopped.is_empty() {
+                    let stopped = listed(&stopped);
+                    print_line(&format!("stopped by name, and still stopped: {stopped} (plimsoll resume --node NAME)"))?;
+                }
+                Awaited::AllBut(stopped)
+            }
+            Target::Nodes(nodes) => {
+                if let Some(reason) = objects.iter().find_map(stop_of_all) {
+                    print_line(&format!(
+                        "all nodes are stopped ({reason}), these as well, until `plimsoll resume` without nodes"
+                    ))?;
+                    return Ok(ExitCode::FAILURE);
+                }
+                Awaited::Only(nodes)
+            }
+        };
+        follow(&client, options, Goal::Resumed, &awaited).await
     })
+}
+
+fn listed(nodes: &BTreeSet<String>) -> String {
+    named(nodes, MAX_NAMED)
+}
+
+impl Options {
+    /// The nodes that the arguments name.
+    async fn target(&self, client: &Client) -> anyhow::Result<Target> {
+        let api: Api<Node> = Api::all(client.clone());
+        if let Some(labels) = &self.selector {
+            let params = ListParams::default().labels(labels);
+            let nodes = all(params, async |page| api.list_metadata(&page).await).await;
+            let nodes =
+                nodes.map_err(|error| anyhow!("failed to list the nodes: {}", error.message()))?;
+            let nodes: BTreeSet<_> = nodes.iter().map(kube::ResourceExt::name_any).collect();
+            if nodes.is_empty() {
+                bail!("no node has the labels {labels}: nothing was changed");
+            }
+            return Ok(Target::Nodes(nodes));
+        }
+        for name in &self.node {
+            // Who may not read nodes can stop them all the same.
+            let read = call(api.get_metadata(name)).await;
+            if read.is_err_and(|error| error.code() == Some(404)) {
+                bail!("there is no node {name}: nothing was changed");
+            }
+        }
+        Ok(match self.node.as_slice() {
+            [] => Target::Everything,
+            names => Target::Nodes(names.iter().cloned().collect()),
+        })
+    }
+}
+
+impl Target {
+    /// What sets the value, or removes it.
+    fn patch(&self, value: Option<&str>) -> Value {
+        match self {
+            Self::Everything => json!({"metadata": {"annotations": {ANNOTATION: value}}}),
+            Self::Nodes(nodes) => {
+                let entries = nodes.iter().map(|node| (node.clone(), json!(value)));
+                json!({"data": entries.collect::<serde_json::Map<_, _>>()})
+            }
+        }
+    }
 }
 
 /// The annotation's value: `bad thresholds (by ann, 2026-01-01T00:00:00Z)`.
@@ -145,28 +246,25 @@ async fn user_name(client: &Client) -> Option<String> {
     )
 }
 
-fn config_maps(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    let kind = resource("", "v1", "ConfigMap", "configmaps");
-    Api::namespaced_with(client.clone(), namespace, &kind)
-}
-
 /// Prints a line. A closed pipe does not stop the request.
 fn print_line(line: &str) -> anyhow::Result<()> {
     print(format!("{line}\n").as_bytes()).map(drop)
 }
 
-/// Annotates the object in every namespace that agents watch.
+/// Changes the object in every namespace that agents watch; returns the objects as they are then.
 async fn request_all(
     client: &Client,
     options: &Options,
+    target: &Target,
     value: Option<&str>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<ConfigMap>> {
     let watched = lease_namespaces(client).await;
     let given = options.lease_namespace.as_deref();
+    let mut objects = Vec::new();
     for namespace in namespaces(given, &watched)? {
-        request(client, namespace, value).await?;
+        objects.push(request(client, namespace, target, value).await?);
     }
-    Ok(())
+    Ok(objects)
 }
 
 /// The namespaces to annotate. `watched` is empty if the user may not list agents, or if there are none yet.
@@ -184,37 +282,34 @@ fn namespaces<'a>(given: Option<&'a str>, watched: &'a [String]) -> anyhow::Resu
     }
 }
 
-/// Sets or removes the annotation. Creates the object if it is missing: a stopped agent resumes only if there is one.
-async fn request(client: &Client, namespace: &str, value: Option<&str>) -> anyhow::Result<()> {
+/// Sets or removes the value. Creates the object if it is missing: a stopped agent resumes only if there is one.
+async fn request(
+    client: &Client,
+    namespace: &str,
+    target: &Target,
+    value: Option<&str>,
+) -> anyhow::Result<ConfigMap> {
     let failed = |error| failed(namespace, &error);
-    let annotated = annotate(client, namespace, value).await;
-    let Err(error) = annotated else { return Ok(()) };
-    if error.code() != Some(404) {
-        return Err(failed(error));
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let patch = target.patch(value);
+    let (merge, params) = (Patch::Merge(&patch), PatchParams::default());
+    match call(api.patch(OBJECT, &params, &merge)).await {
+        Err(error) if error.code() == Some(404) => {}
+        patched => return patched.map_err(failed),
     }
-    let annotations: BTreeMap<_, _> = value.map(|value| (ANNOTATION, value)).into_iter().collect();
-    let object = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": OBJECT, "annotations": annotations},
-    });
-    let object: DynamicObject = serde_json::from_value(object)?;
-    let api = config_maps(client, namespace);
+    let mut object = value.map_or_else(|| json!({}), |_| patch);
+    object["apiVersion"] = json!("v1");
+    object["kind"] = json!("ConfigMap");
+    object["metadata"]["name"] = json!(OBJECT);
     // A Role can allow this for a single name, but not a POST. If another client has created it meanwhile, it is changed.
     let params = PatchParams::apply(OBJECT).force();
     let applied = call(api.patch(OBJECT, &params, &Patch::Apply(object))).await;
-    applied.map_err(failed)?;
+    let applied = applied.map_err(failed)?;
     print_line(&format!(
         "note: ConfigMap {OBJECT} was missing in namespace {namespace} and has been created; agents watch it if that is \
          their --lease-namespace (the chart's leases.namespace)"
-    ))
-}
-
-async fn annotate(client: &Client, namespace: &str, value: Option<&str>) -> Result<(), CallError> {
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION: value}}}));
-    let api = config_maps(client, namespace);
-    call(api.patch(OBJECT, &PatchParams::default(), &patch))
-        .await
-        .map(drop)
+    ))?;
+    Ok(applied)
 }
 
 fn failed(namespace: &str, error: &CallError) -> anyhow::Error {
@@ -226,18 +321,23 @@ fn failed(namespace: &str, error: &CallError) -> anyhow::Error {
         _ => "",
     };
     let why = error.message();
-    anyhow!("failed to annotate ConfigMap {OBJECT} in namespace {namespace}: {why}{fix}")
+    anyhow!("failed to change ConfigMap {OBJECT} in namespace {namespace}: {why}{fix}")
 }
 
-/// Waits until every node has reached the goal, and prints the progress.
-async fn follow(client: &Client, options: &Options, goal: Goal) -> anyhow::Result<ExitCode> {
-    if !options.wait {
+/// Waits until every awaited node has reached the goal, and prints the progress.
+async fn follow(
+    client: &Client,
+    options: &Options,
+    goal: Goal,
+    awaited: &Awaited,
+) -> anyhow::Result<ExitCode> {
+    if options.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
     let started = clock::boot_time();
     let mut printed = String::new();
     loop {
-        let polled = poll(client, goal).await;
+        let polled = poll(client, goal, awaited).await;
         let late = clock::boot_time().since(started) >= options.timeout;
         let line = match &polled {
             Ok(progress) => progress.to_string(),
@@ -264,142 +364,9 @@ async fn follow(client: &Client, options: &Options, goal: Goal) -> anyhow::Resul
     }
 }
 
-/// Why the progress is unknown.
-#[derive(Debug, thiserror::Error)]
-enum ProgressError {
-    #[error("failed to list the NodeWatermarks: {}", .0.message())]
-    List(CallError),
-    #[error(
-        "the definition of NodeWatermark is outdated: plimsoll crds | kubectl apply --server-side -f -"
-    )]
-    Outdated,
-}
-
-impl ProgressError {
-    /// Whether trying again is useless.
-    fn is_final(&self) -> bool {
-        match self {
-            Self::List(error) => matches!(error.code(), Some(401 | 403 | 404)),
-            Self::Outdated => true,
-        }
-    }
-}
-
-async fn poll(client: &Client, goal: Goal) -> Result<Progress, ProgressError> {
-    let table = call(ServerTable::read(
-        client,
-        NodeWatermark::url_path(&(), None),
-    ));
-    Progress::of(&table.await.map_err(ProgressError::List)?, goal)
-}
-
-/// The progress of all nodes.
-#[derive(Debug, PartialEq, Eq)]
-struct Progress {
-    goal: Goal,
-    /// Number of nodes that have had an agent.
-    nodes: usize,
-    /// Names of those that have not reached the goal.
-    waiting: Vec<String>,
-}
-
-impl Progress {
-    /// Reads the table of all `NodeWatermark`s.
-    fn of(table: &ServerTable, goal: Goal) -> Result<Self, ProgressError> {
-        let columns = ["Name", "Stopped", "Agent"];
-        if !columns.iter().all(|column| table.has(column)) {
-            return Err(ProgressError::Outdated);
-        }
-        let mut progress = Self {
-            goal,
-            nodes: 0,
-            waiting: Vec::new(),
-        };
-        for [name, stopped, agent] in table.cells(columns) {
-            if agent.is_empty() {
-                continue;
-            }
-            progress.nodes += 1;
-            let reached = match goal {
-                Goal::Released => stopped == RELEASED,
-                Goal::Resumed => stopped.is_empty(),
-            };
-            if !reached {
-                progress.waiting.push(name.to_owned());
-            }
-        }
-        Ok(progress)
-    }
-
-    /// The unfinished nodes, and how to find out more.
-    fn names(&self) -> String {
-        let named = named(&self.waiting, MAX_NAMED);
-        format!(
-            "not yet: {named}; `plimsoll top` shows unresponsive agents, and `kubectl describe nodewatermark` what is \
-             still in force on a node"
-        )
-    }
-}
-
-impl std::fmt::Display for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let done = self.nodes - self.waiting.len();
-        let what = match self.goal {
-            Goal::Released => "have restored everything",
-            Goal::Resumed => "have resumed",
-        };
-        write!(f, "{done} of {} nodes {what}", self.nodes)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(table: Value) -> ServerTable {
-        serde_json::from_value(table).expect("a table")
-    }
-
-    fn table(rows: &[(&str, Option<&str>, Option<&str>)]) -> ServerTable {
-        let rows = rows.iter();
-        let rows = rows.map(|(name, stopped, agent)| json!({"cells": [name, 1, stopped, agent]}));
-        read(json!({
-            "columnDefinitions": [{"name": "Name"}, {"name": "Rules"}, {"name": "Stopped"}, {"name": "Agent"}],
-            "rows": rows.collect::<Vec<_>>(),
-        }))
-    }
-
-    #[test]
-    fn nodes_that_never_had_an_agent_are_not_waited_for() {
-        let table = table(&[
-            ("done", Some("Released"), Some("1")),
-            ("busy", Some("Releasing"), Some("1")),
-            ("deaf", None, Some("1")),
-            ("bare", None, None),
-        ]);
-        let released = Progress::of(&table, Goal::Released).expect("understood");
-        assert_eq!(released.waiting, ["busy", "deaf"]);
-        assert_eq!(
-            released.to_string(),
-            "1 of 3 nodes have restored everything"
-        );
-        let resumed = Progress::of(&table, Goal::Resumed).expect("understood");
-        assert_eq!(resumed.waiting, ["done", "busy"]);
-        assert_eq!(resumed.to_string(), "1 of 3 nodes have resumed");
-    }
-
-    #[test]
-    fn at_most_ten_unfinished_nodes_are_named() {
-        let names: Vec<String> = (0..12).map(|it| format!("n{it}")).collect();
-        let rows: Vec<_> = names
-            .iter()
-            .map(|it| (it.as_str(), None, Some("1")))
-            .collect();
-        let progress = Progress::of(&table(&rows), Goal::Released).expect("understood");
-        let names = progress.names();
-        assert!(names.starts_with("not yet: n0, n1, "), "{names}");
-        assert!(names.contains("n9 and 2 more; "), "{names}");
-    }
 
     #[test]
     fn only_namespaces_that_agents_watch_are_annotated() {
@@ -413,16 +380,6 @@ mod tests {
         // Without a list of agents the given namespace is used.
         assert_eq!(at(None, &[]), Ok(vec![LEASE_NAMESPACE]));
         assert_eq!(at(Some("nowhere"), &[]), Ok(vec!["nowhere"]));
-    }
-
-    #[test]
-    fn an_outdated_definition_is_reported_with_the_fix() {
-        let older = read(json!({"columnDefinitions": [{"name": "Name"}], "rows": []}));
-        let error = Progress::of(&older, Goal::Released).expect_err("not understood");
-        assert!(
-            error.is_final() && error.to_string().contains("plimsoll crds"),
-            "{error}"
-        );
     }
 
     #[test]
@@ -441,5 +398,17 @@ mod tests {
             describe(Some(""), Some("ann")),
             "(by ann, 1970-01-01T00:00:00Z)"
         );
+    }
+
+    #[test]
+    fn a_node_is_an_entry_of_the_data() {
+        let nodes = ["worker-1", "worker-2"].map(str::to_owned);
+        let some = Target::Nodes(BTreeSet::from(nodes));
+        let added = json!({"data": {"worker-1": "why", "worker-2": "why"}});
+        assert_eq!(some.patch(Some("why")), added);
+        let removed = json!({"data": {"worker-1": null, "worker-2": null}});
+        assert_eq!(some.patch(None), removed);
+        let all = json!({"metadata": {"annotations": {"plimsoll.dev/stop": "why"}}});
+        assert_eq!(Target::Everything.patch(Some("why")), all);
     }
 }

@@ -19,6 +19,7 @@ use serde::Serialize;
 pub(super) use self::view::since;
 use self::view::{LoadSource, NodeRow, NodesScreen, Sort};
 use super::cluster_args::ClusterArgs;
+use super::doctor::snapshot::lease_namespaces;
 use super::output::{Output, TableOutput};
 use super::{
     LEASE_NAMESPACE, duration, one_line, print_error, runtime, terminal_width, write_text,
@@ -48,8 +49,8 @@ thresholds from the agents' Leases. If NodeMetrics are not available, `top nodes
 10 s, or every 60 s by agents that report directly; an agent then counts as unresponsive 10 s after its Lease expired. Ages \
 compare the clocks of this machine and of the nodes. ? means unknown.
 
-Permissions: list nodemetrics.metrics.plimsoll.dev, nodewatermarks.plimsoll.dev, and leases in the namespace of the Leases. \
-Without NodeMetrics also list nodes, or nodes that never had an agent are not shown.
+Permissions: list nodemetrics.metrics.plimsoll.dev, nodewatermarks.plimsoll.dev, leases in the namespace of the Leases, and \
+daemonsets to find it. Without NodeMetrics also list nodes, or nodes that never had an agent are not shown.
 
 Examples:
   Watch the busiest nodes, until Ctrl-C:
@@ -74,7 +75,7 @@ pub struct Args {
     what: What,
 
     /// Sort order: largest first, names alphabetically
-    #[arg(long, value_enum, default_value_t = Sort::Name)]
+    #[arg(long, visible_alias = "sort-by", value_enum, default_value_t = Sort::Name)]
     sort: Sort,
 
     /// Refresh until Ctrl-C
@@ -98,9 +99,9 @@ pub struct Args {
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: TableOutput,
 
-    /// Namespace of the agents' Leases; for nodes only
-    #[arg(long, value_name = "NAME", default_value = LEASE_NAMESPACE)]
-    lease_namespace: String,
+    /// Namespace of the agents' Leases, if it cannot be read from their `DaemonSets`; for nodes only
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    lease_namespace: Option<String>,
 
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -144,13 +145,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 async fn show(args: &Args) -> anyhow::Result<()> {
     let client = args.cluster.connect().await?;
-    print(args, &screen(args, &client).await?)?;
+    let namespace = match (&args.lease_namespace, args.what) {
+        (Some(given), _) => given.clone(),
+        (None, What::Pods) => LEASE_NAMESPACE.to_owned(),
+        (None, What::Nodes) => {
+            let watched = lease_namespaces(&client).await.into_iter().next();
+            watched.unwrap_or_else(|| LEASE_NAMESPACE.to_owned())
+        }
+    };
+    print(args, &screen(args, &client, &namespace).await?)?;
     if !args.watch {
         return Ok(());
     }
     loop {
         tokio::time::sleep(args.interval).await;
-        match screen(args, &client).await {
+        match screen(args, &client, &namespace).await {
             Ok(shown) => print(args, &shown)?,
             // Keep the last screen.
             Err(error) => print_error(format_args!(
@@ -161,7 +170,7 @@ async fn show(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-async fn screen(args: &Args, client: &Client) -> anyhow::Result<Rendered> {
+async fn screen(args: &Args, client: &Client, namespace: &str) -> anyhow::Result<Rendered> {
     let metrics = read::metrics(client).await;
     match (args.what, metrics) {
         (What::Pods, metrics) => Ok(Rendered {
@@ -169,11 +178,11 @@ async fn screen(args: &Args, client: &Client) -> anyhow::Result<Rendered> {
             warning: None,
         }),
         (What::Nodes, Ok(metrics)) => Ok(Rendered {
-            screen: write(args, &measured(args, client, metrics).await)?,
+            screen: write(args, &measured(args, client, namespace, metrics).await)?,
             warning: None,
         }),
         (What::Nodes, Err(error)) => Ok(Rendered {
-            screen: write(args, &by_leases(args, client).await?)?,
+            screen: write(args, &by_leases(args, client, namespace).await?)?,
             warning: (error.code() != Some(NOT_SERVED)).then(|| {
                 format!(
                     "failed to list NodeMetrics: {}; showing the agents' Leases, which may be a minute old",
@@ -209,8 +218,12 @@ async fn pods(
 }
 
 /// The nodes, from `NodeMetric`s.
-async fn measured(args: &Args, client: &Client, metrics: Vec<NodeMetric>) -> NodesScreen {
-    let namespace = &args.lease_namespace;
+async fn measured(
+    args: &Args,
+    client: &Client,
+    namespace: &str,
+    metrics: Vec<NodeMetric>,
+) -> NodesScreen {
     let (leases, in_force) = tokio::join!(read::leases(client, namespace), read::in_force(client));
     let (in_force, note) = or_note(in_force, "what is in force may be a minute old");
     let mut notes = Vec::from_iter(note);
@@ -261,8 +274,7 @@ fn no_heartbeat(namespace: &str) -> String {
 }
 
 /// The nodes, from Leases.
-async fn by_leases(args: &Args, client: &Client) -> anyhow::Result<NodesScreen> {
-    let namespace = &args.lease_namespace;
+async fn by_leases(args: &Args, client: &Client, namespace: &str) -> anyhow::Result<NodesScreen> {
     let (leases, known) = tokio::join!(read::leases(client, namespace), read::nodes(client));
     let leases = leases.map_err(|error| anyhow!(no_leases(namespace, &error)))?;
     let mut notes = Vec::new();

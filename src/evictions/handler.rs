@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -93,7 +92,7 @@ impl Handler {
             Prepared::Reserved { grace, granted } => (grace, granted),
             Prepared::Done(answer) => return Ok(answer),
         };
-        if let Err(refusal) = self.recheck(deadline).await {
+        if let Err(refusal) = self.recheck(node, deadline).await {
             self.settle(uid, release(granted)).await;
             return Err(refusal);
         }
@@ -105,8 +104,8 @@ impl Handler {
     }
 
     /// Last checks right before the Eviction: emergency stop, deadline, leadership.
-    async fn recheck(&self, deadline: BootTime) -> Result<(), LeaderRefusal> {
-        if self.is_stopped().await? {
+    async fn recheck(&self, node: &str, deadline: BootTime) -> Result<(), LeaderRefusal> {
+        if self.is_stopped(node).await? {
             return Err(LeaderRefusal::later(
                 "stopped",
                 "an emergency stop is in force",
@@ -155,14 +154,12 @@ impl Handler {
         Ok(Prepared::Reserved { grace, granted })
     }
 
-    /// Reads the emergency stop from the API server.
-    async fn is_stopped(&self) -> Result<bool, LeaderRefusal> {
+    /// Reads the emergency stop, of all nodes or of this one, from the API server.
+    async fn is_stopped(&self, node: &str) -> Result<bool, LeaderRefusal> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.lease_namespace);
-        let object = found(call(api.get_metadata(emergency_stop::OBJECT)).await);
+        let object = found(call(api.get(emergency_stop::OBJECT)).await);
         let object = object.map_err(|error| unread("the emergency stop", &error))?;
-        let annotations = |object: PartialObjectMeta<ConfigMap>| object.metadata.annotations;
-        let annotations = object.and_then(annotations);
-        Ok(emergency_stop::stop_reason(annotations.as_ref()).is_some())
+        Ok(object.is_some_and(|object| emergency_stop::stop_of(&object, node).is_some()))
     }
 
     async fn permit(

@@ -39,6 +39,8 @@ struct ApiServer {
     /// Whether all pods are terminating.
     terminates: bool,
     is_stopped: bool,
+    /// The only node that is stopped.
+    stopped_node: Option<&'static str>,
     /// Whether an emergency stop is created when an eviction is recorded.
     stops_when_recorded: bool,
     record: String,
@@ -58,6 +60,11 @@ impl ApiServer {
                 let annotations = json!({"plimsoll.dev/stop": "true"});
                 let stop =
                     json!({"metadata": {"name": "plimsoll-stop", "annotations": annotations}});
+                (200, stop.to_string())
+            }
+            [.., "configmaps", "plimsoll-stop"] if self.stopped_node.is_some() => {
+                let node = self.stopped_node.unwrap_or_default();
+                let stop = json!({"metadata": {"name": "plimsoll-stop"}, "data": {node: "why"}});
                 (200, stop.to_string())
             }
             [.., "configmaps", "plimsoll-evictions"] if *method == Method::PATCH => {
@@ -286,6 +293,25 @@ async fn a_late_emergency_stop_prevents_the_eviction_and_costs_no_budget() {
         assert_eq!(api_server.posted, [""; 0]);
         (api_server.is_stopped, api_server.stops_when_recorded) = (false, false);
     }
+    assert_eq!(
+        leader.send("node-b", "second").await,
+        EvictionAnswer::Accepted
+    );
+    assert_eq!(leader.api_server().posted, ["second"]);
+}
+
+#[tokio::test]
+async fn a_stopped_node_gets_no_evictions_and_others_do() {
+    let success = r#"{"kind": "Status", "apiVersion": "v1", "status": "Success"}"#;
+    let leader = Leader::start(ApiServer {
+        answer: Some((201, success)),
+        stopped_node: Some("node-a"),
+        ..ApiServer::default()
+    });
+    let EvictionAnswer::Wait { why, .. } = leader.send("node-a", "first").await else {
+        panic!("evicted despite the emergency stop");
+    };
+    assert_eq!(&*why, "an emergency stop is in force");
     assert_eq!(
         leader.send("node-b", "second").await,
         EvictionAnswer::Accepted

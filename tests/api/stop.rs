@@ -471,9 +471,57 @@ fn the_commands_wait_until_every_node_has_followed() {
 }
 
 #[test]
+fn a_node_is_stopped_alone_and_resumes_alone() {
+    let Some((node, batch)) = node() else { return };
+    let agent = acting_agent(&node, &batch);
+    let run = |args: &[&str]| {
+        let output = plimsoll(&node, args);
+        (output.status.code(), text_of(&output))
+    };
+    let (code, text) = run(&["stop", "--node", "nowhere"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("there is no node nowhere"), "{text}");
+    let (code, text) = run(&["stop", "-l", "pool=none"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("no node has the labels pool=none"), "{text}");
+    let (code, text) = run(&["stop", "--node", "worker", "--reason", "under test"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("the agents of worker restore")
+            && text.ends_with("1 of 1 nodes have restored everything\n"),
+        "{text}"
+    );
+    assert!(is_released(&node, &batch), "{text}");
+    let message = stopped(&node)["message"].as_str().unwrap().to_owned();
+    assert!(
+        message.starts_with("stopped: under test (by admin, 2"),
+        "{message}"
+    );
+    // What stops a node alone is not ended by what lets all others act.
+    let (code, text) = run(&["resume"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("still stopped: worker (plimsoll resume --node NAME)")
+            && text.ends_with("0 of 0 nodes have resumed\n"),
+        "{text}"
+    );
+    assert!(is_released(&node, &batch));
+    // While everything is stopped, no node resumes alone.
+    let (code, text) = run(&["stop"]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = run(&["resume", "--node", "worker"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("all nodes are stopped"), "{text}");
+    let (code, text) = run(&["resume"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.ends_with("1 of 1 nodes have resumed\n"), "{text}");
+    agent.until("it acts again", || is_acting(&node, &batch));
+}
+
+#[test]
 fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     let Some(node) = Node::new() else { return };
-    let output = plimsoll(&node, &["stop", "--wait=false"]);
+    let output = plimsoll(&node, &["stop", "--no-wait"]);
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("is plimsoll installed"), "{text}");
@@ -487,7 +535,7 @@ fn a_missing_object_is_created_and_a_refusal_has_a_hint() {
     );
     node.plane
         .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
-    let output = plimsoll(&node, &["stop", "--wait=false"]);
+    let output = plimsoll(&node, &["stop", "--no-wait"]);
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(
@@ -532,7 +580,7 @@ fn a_role_for_the_name_is_enough(node: &Node, ann: &Path) {
     ]);
     node.plane
         .kubectl(&["delete", "configmap", OBJECT, "-n", LEASES]);
-    let stop = ["stop", "--wait=false"];
+    let stop = ["stop", "--no-wait"];
     node.plane
         .until("the Role is in force", Duration::from_secs(30), |_| {
             plimsoll_by(ann, &stop).status.success()
@@ -556,12 +604,12 @@ fn it_goes_where_agents_watch(node: &Node) {
             "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}},
         }),
     ]);
-    let output = plimsoll(node, &["stop", "--wait=false", "--reason=why"]);
+    let output = plimsoll(node, &["stop", "--no-wait", "--reason=why"]);
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     let made = "was missing in namespace elsewhere and has been created";
     assert!(text.contains(made), "{text}");
-    let args = ["stop", "--wait=false", "--lease-namespace", LEASES];
+    let args = ["stop", "--no-wait", "--lease-namespace", LEASES];
     let output = plimsoll(node, &args);
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");

@@ -29,7 +29,7 @@ use Level::{Note, Off, Problem};
 const CHECKS: &[(Check, Level, Level)] = &[
     (One(installation::kubernetes), Problem, Problem),
     (Each(installation::unread), Problem, Problem),
-    (One(installation::emergency_stop), Problem, Off),
+    (Each(installation::emergency_stop), Problem, Off),
     (Each(installation::crds), Problem, Off),
     (One(installation::no_controller), Problem, Off),
     (Each(installation::replicas), Problem, Off),

@@ -89,23 +89,31 @@ pub(super) fn unread(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     found.collect()
 }
 
-pub(super) fn emergency_stop(snapshot: &ClusterSnapshot) -> Option<DoctorFinding> {
+pub(super) fn emergency_stop(snapshot: &ClusterSnapshot) -> Vec<DoctorFinding> {
     let namespace = &snapshot.lease_namespace;
-    let about = format!("ConfigMap {namespace}/{OBJECT}");
+    let about = || format!("ConfigMap {namespace}/{OBJECT}");
     match &snapshot.stop {
         Err(error) if error.is_missing() => {
             let what = "it is missing, so kubectl annotate can't stop the agents in an emergency";
             let fix = format!("kubectl create configmap {OBJECT} -n {namespace}");
-            Some(finding(about, what, fix))
+            vec![finding(about(), what, fix)]
         }
-        Err(_) => None,
+        Err(_) => Vec::new(),
         Ok(object) => {
-            emergency_stop::stop_reason(object.metadata.annotations.as_ref()).map(|reason| {
+            let all = emergency_stop::stop_of_all(object).map(|reason| {
                 let reason = emergency_stop::stop_message(&reason);
                 let what = format!("everything is {reason}: no agent acts ({ANNOTATION})");
                 let fix = "plimsoll resume, when the reason no longer applies";
-                finding(about, what, fix)
-            })
+                finding(about(), what, fix)
+            });
+            let alone = emergency_stop::stopped_nodes(object).map(|(node, reason)| {
+                let reason = emergency_stop::stop_message(&reason);
+                let what = format!("node {node} is {reason}: its agent does not act");
+                let fix =
+                    format!("plimsoll resume --node {node}, when the reason no longer applies");
+                finding(about(), what, fix)
+            });
+            all.into_iter().chain(alone).collect()
         }
     }
 }

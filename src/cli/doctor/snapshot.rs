@@ -52,18 +52,18 @@ const LEASE_NAMESPACE: &str = "--lease-namespace=";
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
 pub(super) const API_SERVICE: &str = "v1alpha1.metrics.plimsoll.dev";
 
-pub(super) type Read<T> = Result<T, SnapshotError>;
+pub(in crate::cli) type Read<T> = Result<T, SnapshotError>;
 
 /// Why something could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SnapshotError {
+pub(in crate::cli) struct SnapshotError {
     /// The HTTP code of the response, if there was one.
     pub code: Option<u16>,
     pub why: String,
 }
 
 impl SnapshotError {
-    pub(super) fn is_missing(&self) -> bool {
+    pub(in crate::cli) fn is_missing(&self) -> bool {
         self.code == Some(404)
     }
 }
@@ -168,11 +168,11 @@ pub(super) struct AgentNamespace {
 }
 
 /// A policy. Only its status is typed: an object that an older definition accepted must not hide the others.
-pub(super) type Policy = Object<Option<Value>, PolicyStatus>;
+pub(in crate::cli) type Policy = Object<Option<Value>, PolicyStatus>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct PolicyStatus {
+pub(in crate::cli) struct PolicyStatus {
     pub conditions: Option<Vec<Condition>>,
     pub observed_generation: Option<i64>,
     pub matched_nodes: Option<u64>,
@@ -182,7 +182,7 @@ pub(super) struct PolicyStatus {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Condition {
+pub(in crate::cli) struct Condition {
     #[serde(rename = "type")]
     pub kind: String,
     pub status: String,
@@ -191,7 +191,7 @@ pub(super) struct Condition {
 }
 
 /// A workload with the pod template of agents or controllers.
-pub(super) trait InstalledWorkload: Resource<DynamicType = ()> {
+pub(in crate::cli) trait InstalledWorkload: Resource<DynamicType = ()> {
     fn template(&self) -> Option<&PodTemplateSpec>;
 
     fn account(&self) -> Option<&str> {
@@ -228,7 +228,7 @@ impl InstalledWorkload for Deployment {
 }
 
 /// The objects of a list; none if it could not be read.
-pub(super) fn items<T>(list: &Read<Vec<T>>) -> &[T] {
+pub(in crate::cli) fn items<T>(list: &Read<Vec<T>>) -> &[T] {
     list.as_deref().unwrap_or_default()
 }
 
@@ -411,12 +411,12 @@ pub(super) fn component(name: &str) -> String {
     format!("{OURS},app.kubernetes.io/component={name}")
 }
 
-pub(super) async fn read<T>(request: impl Future<Output = kube::Result<T>>) -> Read<T> {
+pub(in crate::cli) async fn read<T>(request: impl Future<Output = kube::Result<T>>) -> Read<T> {
     Ok(call(request).await?)
 }
 
 /// The objects of a component, in all namespaces.
-pub(super) async fn ours<K>(client: &Client, name: &str) -> Read<Vec<K>>
+pub(in crate::cli) async fn ours<K>(client: &Client, name: &str) -> Read<Vec<K>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -427,7 +427,10 @@ where
 }
 
 /// The Leases that the controllers are configured to use.
-async fn elections(client: &Client, deployments: &Read<Vec<Deployment>>) -> Vec<Read<Lease>> {
+pub(in crate::cli) async fn elections(
+    client: &Client,
+    deployments: &Read<Vec<Deployment>>,
+) -> Vec<Read<Lease>> {
     let mut leases = Vec::new();
     for deployment in items(deployments) {
         let namespace = deployment.namespace().unwrap_or_default();
@@ -446,7 +449,9 @@ where
     list(Api::all(client.clone()), labelled(OURS), |it| it).await
 }
 
-async fn policies<K: Resource<DynamicType = ()>>(client: &Client) -> Read<Vec<Policy>> {
+pub(in crate::cli) async fn policies<K: Resource<DynamicType = ()>>(
+    client: &Client,
+) -> Read<Vec<Policy>> {
     let resource = ApiResource::erase::<K>(&());
     let api: Api<Policy> = Api::all_with(client.clone(), &resource);
     list(api, ListParams::default(), |it| it).await
@@ -463,7 +468,7 @@ async fn schema<K: Resource<DynamicType = ()>>(client: &Client) -> Read<Value> {
     read(request).await
 }
 
-async fn get<K>(client: &Client, namespace: &str, name: &str) -> Read<K>
+pub(in crate::cli) async fn get<K>(client: &Client, namespace: &str, name: &str) -> Read<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -475,7 +480,7 @@ where
 }
 
 /// Lists objects page by page, each reduced by `reduce`.
-pub(super) async fn list<K, T>(
+pub(in crate::cli) async fn list<K, T>(
     api: Api<K>,
     params: ListParams,
     reduce: impl Fn(K) -> T,

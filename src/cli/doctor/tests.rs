@@ -411,6 +411,14 @@ fn an_emergency_stop_and_its_missing_object_are_reported() {
         |it| it.stop = read(annotated),
         &["everything is stopped: why", "plimsoll resume"],
     );
+    let alone = json!({"metadata": {}, "data": {"worker-1": "slow"}});
+    assert_finding(
+        |it| it.stop = read(alone),
+        &[
+            "node worker-1 is stopped: slow",
+            "plimsoll resume --node worker-1",
+        ],
+    );
     assert_finding(
         |it| it.stop = refused(404),
         &[
