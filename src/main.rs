@@ -2,10 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let cli = plimsoll::cli::Cli::parse();
+    let cli = plimsoll::cli::Cli::from_arguments();
     cli.run().unwrap_or_else(|error| {
         plimsoll::cli::print_failure(&error);
         ExitCode::from(2)

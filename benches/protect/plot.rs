@@ -223,9 +223,9 @@ struct Canvas<'a, 'b> {
 }
 
 impl Canvas<'_, '_> {
-    fn write(&self, text: &str, (x, y): (i32, i32), size: i32, colour: RGBColor, side: HPos) {
+    fn write(&self, text: &str, (x, y): (i32, i32), size: i32, colour: RGBColor, align: HPos) {
         let style = ("sans-serif", size).into_font().color(&colour);
-        let style = style.pos(Pos::new(side, VPos::Center));
+        let style = style.pos(Pos::new(align, VPos::Center));
         let text = Text::new(text, (self.left + x, self.top + y), style);
         self.area.draw(&text).unwrap();
     }

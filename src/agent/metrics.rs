@@ -482,13 +482,7 @@ impl AgentMetrics {
             let rule = rule.to_string();
             self.would.get_or_create(&RuleLabel { rule }).set(*count);
         }
-        self.disabled.clear();
-        for effect in [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule] {
-            let disabled = matches!(scheduling, Scheduling::Disabled { effect: disabled_effect, .. } if *disabled_effect == effect);
-            let effect = effect.name();
-            let gauge = self.disabled.get_or_create(&EffectLabels { effect });
-            gauge.set(i64::from(disabled));
-        }
+        self.refresh_scheduling(scheduling);
         if let Some((metric, _)) = &state.node_metric {
             self.load.refresh(&metric.status);
         }
@@ -508,6 +502,16 @@ impl AgentMetrics {
         let age = state.sampled.map(|at| now.since(at));
         self.sample_age
             .set(age.map_or(f64::NAN, |age| age.as_secs_f64()));
+    }
+
+    fn refresh_scheduling(&self, scheduling: &Scheduling) {
+        self.disabled.clear();
+        for effect in [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule] {
+            let disabled = matches!(scheduling, Scheduling::Disabled { effect: disabled_effect, .. } if *disabled_effect == effect);
+            let effect = effect.name();
+            let gauge = self.disabled.get_or_create(&EffectLabels { effect });
+            gauge.set(i64::from(disabled));
+        }
     }
 
     fn refresh_rules(&self, rules: &[RuleReport], names: &BTreeMap<RuleId, String>) {

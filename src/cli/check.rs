@@ -44,8 +44,11 @@ Examples:
 )]
 pub struct Args {
     /// Manifests: files, directories (all .yaml, .yml and .json files, recursively), or - for standard input
-    #[arg(required = true, value_name = "FILE|DIR|-")]
+    #[arg(required_unless_present = "filename", value_name = "FILE|DIR|-")]
     paths: Vec<PathBuf>,
+    /// The same as the arguments, as for kubectl
+    #[arg(short = 'f', long, value_name = "FILE|DIR|-")]
+    filename: Vec<PathBuf>,
     /// Output format. Text has `file:line:column: severity: object: field: what is wrong; how to fix it`; JSON and YAML have {findings:
     /// [{file, line, column, kind, name, path, severity, reason, message}], notes: [the same], files, objects, skipped, errors, warnings, note, evictions: [{rule, strategy, evaluations}]}
     #[arg(short = 'o', long, value_enum, default_value_t)]
@@ -77,7 +80,8 @@ pub struct Args {
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let node = facts(args)?;
-    let sources = sources::read_all(&args.paths);
+    let paths = [args.paths.as_slice(), &args.filename].concat();
+    let sources = sources::read_all(&paths);
     for error in &sources.unreadable {
         print_failure(error);
     }

@@ -1,36 +1,10 @@
-//! `plimsoll explain pod`.
+//! `plimsoll explain`: one answer each about a pod, where pods go, and a node's load.
 
-mod report;
+mod metric;
+mod placement;
+mod pod;
 
 use std::process::ExitCode;
-
-use anyhow::{Context as _, anyhow};
-use k8s_openapi::api::core::v1 as k8s;
-use kube::api::{ApiResource, DynamicObject};
-use kube::{Api, Client};
-use serde::Deserialize as _;
-use serde_json::Value;
-
-use self::report::{OnItsNode, PodExplanation};
-use super::cluster_args::ClusterArgs;
-use super::output::Output;
-use super::{print, runtime};
-use crate::clock;
-use crate::cluster::client::{CallError, call};
-use crate::crd::pod_facts::{PodObject, pod_facts};
-use crate::crd::{NodeMetric, NodeWatermark, Objects, compile, node_facts};
-use crate::preview::{Cluster, ClusterReadError};
-
-const HELP: &str = "\
-Says which policies may act on the pod and how, what is done to it now, by which rule and since when, how long it waits for a CPU, \
-and how to exempt it. What is done to it now comes from the agent's status in the NodeWatermark of its node.
-
-Permissions: get pods, nodes, nodewatermarks and nodemetrics; list nodeqoss, podqoss and avoidanceactions.
-
-Examples:
-  plimsoll explain pod web-0 -n shop
-
-Exit status: 0 shown, 2 the pod or the policies could not be read.";
 
 /// Arguments of `plimsoll explain`.
 #[derive(Debug, clap::Args)]
@@ -41,101 +15,19 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Show what policies may do to a pod, and what they do to it now.
-    Pod(PodArgs),
-}
-
-/// Arguments of `plimsoll explain pod`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = HELP)]
-pub struct PodArgs {
-    /// Name of the pod
-    #[arg(value_name = "POD")]
-    name: String,
-
-    /// Namespace of the pod [default: that of the context]
-    #[arg(short = 'n', long, value_name = "NAME")]
-    namespace: Option<String>,
-
-    /// Output format; JSON and YAML have {pod, node, protected, policies: [{podQOS, allowedActions, standing}], rules: [{rule,
-    /// strategy, may, state}], now: {throttled, bursts, evictions, would}, cpuDelay, notes}
-    #[arg(short = 'o', long, value_enum, default_value_t)]
-    output: Output,
-
-    #[command(flatten)]
-    cluster: ClusterArgs,
+    /// Show what policies may do to a pod, what they do to it now, and where it would be placed.
+    Pod(pod::Args),
+    /// Show how loaded each node is for a pod, and what schedulers see of it.
+    Placement(placement::Args),
+    /// Show a figure of a node's load, as the controller knows it now or knew it some minutes ago.
+    Metric(metric::Args),
 }
 
 /// Runs it.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let What::Pod(args) = &args.what;
-    let text = runtime::start()?.block_on(explain(args))?;
-    print(text.as_bytes())
-}
-
-async fn explain(args: &PodArgs) -> anyhow::Result<String> {
-    let client = args.cluster.connect().await?;
-    let namespace = args.namespace.as_deref();
-    let namespace = namespace.unwrap_or_else(|| client.default_namespace());
-    let name = &args.name;
-    let pod = get::<k8s::Pod>(&client, Some(namespace), name).await;
-    let pod =
-        pod.map_err(|error| anyhow!("failed to read pod {namespace}/{name}: {}", error.message()))?;
-    let facts = pod_facts(&PodObject::deserialize(&pod)?)
-        .with_context(|| format!("failed to read pod {namespace}/{name}"))?;
-    let policies = match Cluster::new(client.clone()).policies().await {
-        Err(ClusterReadError::NoDefinitions) => Vec::new(),
-        found => found?,
-    };
-    let node = pod["spec"]["nodeName"].as_str().map(str::to_owned);
-    let at = match &node {
-        Some(node) => on_its_node(&client, node).await?,
-        None => OnItsNode::default(),
-    };
-    let compiled = compile(&Objects::from_values(policies), &at.facts);
-    let explanation = PodExplanation::new(&facts, node, &compiled.policy, at, clock::wall_time());
-    let structured = args.output.of(&explanation)?;
-    Ok(structured.unwrap_or_else(|| explanation.to_string()))
-}
-
-async fn get<K>(client: &Client, namespace: Option<&str>, name: &str) -> Result<Value, CallError>
-where
-    K: kube::Resource<DynamicType = ()>,
-{
-    let kind = ApiResource::erase::<K>(&());
-    let api: Api<DynamicObject> = match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind),
-        None => Api::all_with(client.clone(), &kind),
-    };
-    let object = call(api.get(name)).await?;
-    Ok(serde_json::to_value(object).unwrap_or_default())
-}
-
-/// What is known of a node; a part that is not served, or that the user may not read, is a note.
-async fn on_its_node(client: &Client, name: &str) -> anyhow::Result<OnItsNode> {
-    let (node, watermark, metric) = tokio::join!(
-        get::<k8s::Node>(client, None, name),
-        get::<NodeWatermark>(client, None, name),
-        get::<NodeMetric>(client, None, name),
-    );
-    let node = node.map_err(|error| anyhow!("failed to read node {name}: {}", error.message()))?;
-    let mut notes = Vec::new();
-    let watermark = match watermark {
-        Ok(object) => NodeWatermark::deserialize(&object)?.status,
-        Err(error) if error.code() == Some(404) => None,
-        Err(error) => {
-            let why = error.message();
-            notes.push(format!(
-                "what is done to it now is unknown: failed to read NodeWatermark {name}: {why}"
-            ));
-            None
-        }
-    };
-    let metric = metric.ok().and_then(|it| NodeMetric::deserialize(&it).ok());
-    Ok(OnItsNode {
-        facts: node_facts(&node),
-        watermark,
-        metric: metric.map(|it| it.status),
-        notes,
-    })
+    match &args.what {
+        What::Pod(args) => pod::run(args),
+        What::Placement(args) => placement::run(args),
+        What::Metric(args) => metric::run(args),
+    }
 }

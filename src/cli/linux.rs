@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{agent, controller, demo, metrics, run, state};
+use super::{agent, controller, demo, metrics, run};
 
 // No doc comment: clap would print it instead of what the program is.
 #[derive(Debug, Subcommand)]
@@ -22,8 +22,6 @@ pub(super) enum LinuxCommand {
     DemoBurner(demo::LoadArgs),
     /// Enforce policies on this machine, without Kubernetes.
     Run(Box<run::Args>),
-    /// Show what `plimsoll run` has in force on this machine.
-    State(state::Args),
     /// Enforce policies on one node of a Kubernetes cluster.
     Agent(Box<agent::Args>),
     /// Compile the policies of a Kubernetes cluster for each of its nodes.
@@ -42,7 +40,6 @@ impl LinuxCommand {
             Self::DemoStage(args) => demo::stage(&args),
             Self::DemoBurner(args) => demo::burner(&args),
             Self::Run(args) => run::run(&args),
-            Self::State(args) => state::run(&args),
             Self::Agent(args) => agent::run(&args),
             Self::Controller(args) => controller::run(&args),
             Self::Metrics(args) => metrics::run(&args),

@@ -7,18 +7,18 @@ pub mod crds;
 pub mod doctor;
 mod duration;
 pub mod explain;
-pub mod explain_score;
+mod help;
 mod man;
 mod output;
 mod period;
 pub mod preview;
 mod progress;
-pub mod query;
 pub mod replay;
 mod runtime;
 mod server_table;
 mod settings_file;
 pub mod shell;
+pub mod status;
 pub mod stop;
 pub mod top;
 mod windows;
@@ -39,8 +39,6 @@ mod logging;
 pub mod metrics;
 #[cfg(target_os = "linux")]
 pub mod run;
-#[cfg(target_os = "linux")]
-pub mod state;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write, stdout};
@@ -48,7 +46,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::terminal;
 
@@ -69,9 +67,7 @@ const LEASE_NAMESPACE: &str = "plimsoll-node-lease";
 )]
 #[cfg_attr(
     not(target_os = "linux"),
-    command(
-        after_help = "The commands agent, controller, demo, run and state exist on Linux only."
-    )
+    command(after_help = "The commands agent, controller, demo and run exist on Linux only.")
 )]
 pub struct Cli {
     /// Colour what is printed for people
@@ -93,15 +89,13 @@ enum Command {
     Preview(preview::Args),
     /// Show the load of the nodes of a Kubernetes cluster, and which agents do not respond.
     Top(top::Args),
-    /// Say what policies may do to a pod of a Kubernetes cluster, and what they do to it now.
+    /// Show an installation at a glance: leader, agents, policies, nodes over a threshold, stops.
+    Status(status::StatusArgs),
+    /// Say what is done to a pod and why, where a pod would be placed, or how loaded a node is.
     Explain(explain::Args),
-    /// Show how loaded each node of a Kubernetes cluster is for a pod, and what schedulers see of it.
-    ExplainScore(explain_score::Args),
-    /// Show a figure of a node's load, as the controller knows it now or knew it some minutes ago.
-    Query(query::Args),
-    /// Emergency stop: make every agent restore what it changed, and do nothing more.
+    /// Emergency stop: make the agents of all nodes, or of some, restore what they changed, and do nothing more.
     Stop(stop::StopArgs),
-    /// Let every agent act again after `plimsoll stop`.
+    /// Let the agents act again after `plimsoll stop`.
     Resume(stop::ResumeArgs),
     /// Check an installation on a Kubernetes cluster, and say how to fix what is wrong.
     Doctor(doctor::Args),
@@ -114,9 +108,17 @@ enum Command {
     Completions(shell::CompletionsArgs),
     /// Print the manual page.
     Man(shell::ManArgs),
+    /// Print the versions of this command, the controller and the agents.
+    Version(status::VersionArgs),
 }
 
 impl Cli {
+    /// Parses the arguments of the process; prints help or what is wrong with them, and exits.
+    pub fn from_arguments() -> Self {
+        let matches = help::grouped(Self::command()).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
     /// Runs the subcommand.
     ///
     /// # Errors
@@ -137,8 +139,7 @@ impl Cli {
             Command::Preview(args) => preview::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Explain(args) => explain::run(&args),
-            Command::ExplainScore(args) => explain_score::run(&args),
-            Command::Query(args) => query::run(&args),
+            Command::Status(args) => status::status(&args),
             Command::Stop(args) => stop::stop(&args),
             Command::Resume(args) => stop::resume(&args),
             Command::Doctor(args) => doctor::run(&args),
@@ -146,6 +147,7 @@ impl Cli {
             Command::Crds(args) => crds::run(&args),
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::man(&args),
+            Command::Version(args) => status::version(&args),
         }
     }
 }
@@ -251,7 +253,7 @@ mod tests {
     /// A terminal breaks longer lines of examples a second time. Items of a list are paragraphs.
     #[test]
     fn examples_in_help_texts_fit_80_columns() {
-        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+        for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string);
             let help = help.unwrap_or_default();
             let examples = help.lines().filter(|line| line.starts_with(' '));
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn help_texts_have_no_hard_line_breaks() {
-        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+        for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string);
             let help = help.unwrap_or_default();
             let lines: Vec<&str> = help.lines().collect();

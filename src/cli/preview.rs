@@ -58,7 +58,7 @@ Examples:
     plimsoll preview -f policy.yaml --node worker-1
   See what would happen if an idle node were busy:
     plimsoll preview -f policy.yaml --value cpu_total_usage=7500
-  See how often Preview rules would have acted in the last day:
+  See how often Preview rules would have acted in the last 24 hours:
     plimsoll preview --history
 
 Exit status: 0 shown, 1 the policies have errors, 2 the cluster or a file could not be read.";

@@ -24,9 +24,9 @@ use crate::trace::replay::Replay;
 const EXAMPLES: &str = "\
 Examples:
   See what edited policies would have done yesterday:
-    plimsoll replay day.trace --policies edited/
+    plimsoll replay day.trace -f edited/
   As JSON, one object per transition and a summary on the last line:
-    plimsoll replay day.trace --policies edited/ --output json
+    plimsoll replay day.trace -f edited/ --output json
 
 `plimsoll run --record FILE` writes a trace. Every rule runs as a Preview: what it would have throttled or evicted is \
 subtracted from the recorded usage in later evaluations, as far as it is known.
@@ -44,7 +44,14 @@ pub struct Args {
     trace: PathBuf,
 
     /// Policy manifests, or directories of them
-    #[arg(long, value_name = "FILE|DIR", num_args = 1.., required = true)]
+    #[arg(
+        short = 'f',
+        long = "filename",
+        alias = "policies",
+        value_name = "FILE|DIR",
+        num_args = 1..,
+        required = true
+    )]
     policies: Vec<PathBuf>,
 
     #[command(flatten)]

@@ -18,11 +18,11 @@ use crate::standalone::setup::{self, Options};
 const EXAMPLES: &str = "\
 Examples:
   See what policies would do to the services of this machine:
-    plimsoll run --policies policies/ --pods-under system.slice --preview
+    plimsoll run -f policies/ --pods-under system.slice --preview
   Enforce policies on the pods in a directory, until Ctrl-C:
-    plimsoll run --policies policies/ --pods pods/
+    plimsoll run -f policies/ --pods pods/
   Run for ten minutes, and record a trace for `plimsoll replay`:
-    plimsoll run --policies policies/ --pods pods/ --for 10m --record day.trace
+    plimsoll run -f policies/ --pods pods/ --for 10m --record day.trace
   Restore what a killed process left in force:
     plimsoll run --restore
 
@@ -42,7 +42,14 @@ Exit status: 0 stopped as requested, 1 something could not be restored, 2 could 
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Policy manifests, or directories of them (*.yaml, *.yml and *.json, recursively)
-    #[arg(long, value_name = "FILE|DIR", num_args = 1.., required_unless_present = "restore")]
+    #[arg(
+        short = 'f',
+        long = "filename",
+        alias = "policies",
+        value_name = "FILE|DIR",
+        num_args = 1..,
+        required_unless_present = "restore"
+    )]
     policies: Vec<PathBuf>,
 
     /// Pod manifests, or directories of them

@@ -64,7 +64,7 @@ mod tests {
         let mut script = Vec::new();
         clap_complete::generate(Shell::Bash, &mut visible(), "plimsoll", &mut script);
         let script = String::from_utf8(script).expect("text");
-        assert!(script.contains("explain-score") && script.contains("--kubeconfig"));
+        assert!(script.contains("placement") && script.contains("--kubeconfig"));
         assert!(script.contains("--color"), "flags of every command");
         for hidden in ["demo-worker", "demo-burner", "demo-stage"] {
             assert!(!script.contains(hidden), "{hidden}");

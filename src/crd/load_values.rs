@@ -1,4 +1,4 @@
-//! The figures of a node's load by name: what `plimsoll query` asks for, and what a polled page may have. Pure.
+//! The figures of a node's load by name: what `plimsoll explain metric` asks for, and what a polled page may have. Pure.
 
 use super::node_metric::{
     Load, NodeMetricStatus, PeakStats, ResourceLoad, ResourceWindows, WindowStats, Windows,

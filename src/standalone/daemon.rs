@@ -287,7 +287,7 @@ impl<W: Write> Daemon<W> {
         status.problems.clone_from(&self.problems);
         status.refused.clone_from(&self.refused);
         if let Err(error) = state_dir::replace(&self.status_file, &status) {
-            tracing::warn!(%error, "failed to write the status file: `plimsoll state` shows an older state");
+            tracing::warn!(%error, "failed to write the status file: `plimsoll status --local` shows an older state");
         }
         self.notifier.status(summary(&status));
     }

@@ -1,4 +1,4 @@
-//! The text output of `plimsoll state`.
+//! The text output of `plimsoll status --local`.
 
 use std::fmt;
 use std::time::Duration;

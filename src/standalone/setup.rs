@@ -79,7 +79,7 @@ pub struct Options {
 pub enum SetupError {
     /// A policy path cannot be read.
     #[error(
-        "failed to read the policies {}: {source}; name manifests, or directories of them, with --policies",
+        "failed to read the policies {}: {source}; name manifests, or directories of them, with -f",
         path.display()
     )]
     Policies {

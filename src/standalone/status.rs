@@ -1,4 +1,4 @@
-//! What is in force, for `plimsoll state`.
+//! What is in force, for `plimsoll status --local`.
 
 use std::time::Duration;
 

@@ -78,10 +78,10 @@ fn scheduler_service(address: IpAddr, port: u16) -> [Value; 4] {
     ]
 }
 
-/// What `plimsoll query` prints, or its error.
+/// What `plimsoll explain metric` prints, or its error.
 fn query(args: &[&str]) -> Result<String, String> {
     let output = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .arg("query")
+        .args(["explain", "metric"])
         .args(args)
         .output()
         .unwrap();

@@ -348,17 +348,17 @@ fn pods_need_node_metrics() {
     }
 }
 
-/// Runs `plimsoll explain-score`.
+/// Runs `plimsoll explain placement`.
 fn explain(plane: &ControlPlane, args: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    command.arg("explain-score").arg("--kubeconfig");
+    command.args(["explain", "placement", "--kubeconfig"]);
     let output = command.arg(&plane.kubeconfig).args(args).output().unwrap();
     let shown = text(&output.stdout) + &text(&output.stderr);
     (output.status.code(), shown)
 }
 
 #[test]
-fn explain_score_shows_what_schedulers_see_of_each_node() {
+fn explain_placement_shows_what_schedulers_see_of_each_node() {
     let ports = [free_port(), free_port()];
     let Some((plane, _controller)) = served(ports) else {
         return;
@@ -411,15 +411,28 @@ fn explain_score_shows_what_schedulers_see_of_each_node() {
             .collect::<Vec<_>>(),
         words[..5]
     );
-    explain_score_names_what_it_cannot_read(&plane);
+    explain_placement_names_what_it_cannot_read(&plane);
     let (_, json) = explain(&plane, &["web-0", "-o", "json"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["nodes"][0]["node"], "node00");
     assert_eq!(json["nodes"][0]["cpu"]["line"], 80.5);
+    explain_pod_names_the_best_of_them(&plane);
+}
+
+/// Without kubelets all nodes have the taint of nodes that are not ready.
+fn explain_pod_names_the_best_of_them(plane: &ControlPlane) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(["explain", "pod", "web-0", "--kubeconfig"]);
+    let output = command.arg(&plane.kubeconfig).output().unwrap();
+    let shown = text(&output.stdout) + &text(&output.stderr);
+    assert!(
+        shown.contains("The least loaded nodes for it\n  none: no node is a candidate"),
+        "{shown}"
+    );
 }
 
 /// What cannot be read is an error, not a node without load.
-fn explain_score_names_what_it_cannot_read(plane: &ControlPlane) {
+fn explain_placement_names_what_it_cannot_read(plane: &ControlPlane) {
     for (args, reason) in [
         (
             ["web-9", "-n", "default"].as_slice(),

@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::run_support::BINARY;
 
-const COMMANDS: [&[&str]; 3] = [&["top"], &["doctor"], &["explain-score", "web-0"]];
+const COMMANDS: [&[&str]; 3] = [&["top"], &["doctor"], &["explain", "placement", "web-0"]];
 
 /// The line that a command prints with a kubeconfig for this server.
 fn error_line(command: &[&str], server: &str) -> String {

@@ -73,7 +73,7 @@ fn missing_policies_do_not_release_what_is_in_force() {
     fs::rename(machine.path("policies"), machine.path("elsewhere")).unwrap();
     assert_refused(
         &machine.run_command(&[]).output().unwrap(),
-        &["failed to read the policies", "--policies"],
+        &["failed to read the policies", "with -f"],
     );
     assert_eq!(machine.quota("batch"), throttled);
     assert!(machine.restore().status.success());
@@ -376,6 +376,6 @@ fn invalid_flags_are_refused_with_a_hint() {
     }
     assert_refused(
         &Command::new(BINARY).arg("run").output().unwrap(),
-        &["--policies"],
+        &["--filename"],
     );
 }

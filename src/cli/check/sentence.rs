@@ -93,9 +93,12 @@ fn steps(rule: &Rule, pods: &[PodPolicy]) -> Vec<String> {
         }
         if throttle.min_ratio < 100 {
             let floor = throttle.min_ratio;
-            steps.push(format!(
-                "lowers the CPU quota of {pods} step by step to {floor} %"
-            ));
+            let whose = if throttle.idle {
+                "their CPU quota".to_owned()
+            } else {
+                format!("the CPU quota of {pods}")
+            };
+            steps.push(format!("lowers {whose} step by step to {floor} %"));
         }
     }
     if let Some(eviction) = action.eviction {
@@ -155,8 +158,8 @@ mod tests {
         assert_eq!(
             rule,
             "services/services-wait: on all nodes, as soon as protected_cpu_delay_p95 is above 5 percent: puts pods of PodQOS \
-             batch-behind-services, best-effort-behind-services into the idle class, then lowers the CPU quota of pods of PodQOS \
-             batch-behind-services, best-effort-behind-services step by step to 30 %. ACTS."
+             batch-behind-services, best-effort-behind-services into the idle class, then lowers their CPU quota step by \
+             step to 30 %. ACTS."
         );
         let preview = services.replace("strategy: Enforce", "strategy: Preview");
         let twice = preview.replace("avoidanceThreshold: 1", "avoidanceThreshold: 3");

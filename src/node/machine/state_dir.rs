@@ -11,7 +11,7 @@
 //! | `windows.json` | averages and peaks of the node, up to a day |
 //! | `load.json` | what the load is computed from: CPU time and peaks by pod |
 //! | `scheduling.json` | whether new work may be started |
-//! | `status.json` | what `plimsoll state` prints |
+//! | `status.json` | what `plimsoll status --local` prints |
 //!
 //! All but `policies.json`, `stop.json`, and in `engine.json` what Preview rules would have done, are valid within one boot only.
 //! All are replaced atomically, so that a reader never sees half a file. Only the first two are synced, in the background: a power

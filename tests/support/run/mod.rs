@@ -218,7 +218,7 @@ impl Machine {
         command.output().unwrap()
     }
 
-    /// Waits until `plimsoll state` prints all these words; it lags behind the events.
+    /// Waits until `plimsoll status --local` prints all these words; it lags behind the events.
     pub fn wait_for_state_output(&self, words: &[&str]) {
         eventually(&format!("{words:?} in the state"), || {
             let state = String::from_utf8(self.state(&[]).stdout).unwrap();
@@ -227,7 +227,11 @@ impl Machine {
     }
 
     pub fn state(&self, more: &[&str]) -> Output {
-        self.command("state").args(more).output().unwrap()
+        self.command("status")
+            .arg("--local")
+            .args(more)
+            .output()
+            .unwrap()
     }
 
     pub fn journal(&self) -> String {

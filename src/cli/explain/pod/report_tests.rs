@@ -16,8 +16,8 @@ fn pod(labels: &serde_json::Value, annotations: &serde_json::Value) -> Pod {
 
 fn policy() -> PolicySet {
     let examples = [
-        include_str!("../../../examples/ensurance/services.yaml"),
-        include_str!("../../../examples/ensurance/standing.yaml"),
+        include_str!("../../../../examples/ensurance/services.yaml"),
+        include_str!("../../../../examples/ensurance/standing.yaml"),
     ];
     let objects = examples.into_iter().flat_map(|example| {
         serde_saphyr::from_multiple::<serde_json::Value>(example).expect("YAML")
@@ -97,4 +97,18 @@ fn without_a_report_what_is_done_is_unknown() {
         "{text}"
     );
     assert!(!text.contains("nothing is done"), "{text}");
+}
+
+#[test]
+fn a_placement_that_cannot_be_read_is_a_note() {
+    let now: Timestamp = "2026-01-01T00:10:00Z".parse().expect("a time");
+    let pod = pod(&json!({}), &json!({}));
+    let mut explained = PodExplanation::new(&pod, None, &policy(), OnItsNode::default(), now);
+    explained.placed(Err("failed to list the nodes: forbidden".to_owned()));
+    let text = explained.to_string();
+    assert!(
+        text.contains("where it would be placed is unknown: failed to list the nodes"),
+        "{text}"
+    );
+    assert!(!text.contains("least loaded"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! `plimsoll explain-score`.
+//! `plimsoll explain placement`.
 
 mod pod;
 mod report;
@@ -8,17 +8,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow, bail};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use serde_json::Value;
 
 use self::pod::ExplainedPod;
-use self::report::{ExplainedNode, Explanation};
-use super::cluster_args::ClusterArgs;
-use super::output::Output;
-use super::top::read;
-use super::{print, runtime};
+use self::report::ExplainedNode;
+pub(super) use self::report::Explanation;
+use crate::cli::cluster_args::ClusterArgs;
+use crate::cli::output::Output;
+use crate::cli::top::read;
+use crate::cli::{print, runtime};
 use crate::clock;
 use crate::cluster::client::call;
 use crate::cluster::list::all;
@@ -41,20 +43,20 @@ Permissions: list nodes, list nodemetrics.metrics.plimsoll.dev; with a pod, get 
 
 Examples:
   All nodes, the least loaded first:
-    plimsoll explain-score
+    plimsoll explain placement
   For a pod of the cluster:
-    plimsoll explain-score web-0 -n shop
+    plimsoll explain placement web-0 -n shop
   For a manifest, before it is applied (a Pod or anything with a pod template):
-    plimsoll explain-score -f deployment.yaml
+    plimsoll explain placement -f deployment.yaml
 
 Exit status: 0 shown, 2 something could not be read.";
 
-/// Arguments of `plimsoll explain-score`.
+/// Arguments of `plimsoll explain placement`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
     /// Name of a pod
-    #[arg(value_name = "POD", conflicts_with = "file")]
+    #[arg(value_name = "POD", conflicts_with = "filename")]
     pod: Option<String>,
 
     /// Namespace of the pod [default: that of the context]
@@ -63,7 +65,7 @@ pub struct Args {
 
     /// Manifest of a Pod, or of a workload with a pod template
     #[arg(short = 'f', long, value_name = "FILE")]
-    file: Option<PathBuf>,
+    filename: Option<PathBuf>,
 
     /// Output format; JSON and YAML have {pod, nodes: [{node, load, withPod, label, score, extender, softTaint,
     /// crane, ageSeconds, cpu, memory, notes, ...}]}
@@ -81,7 +83,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn explain(args: &Args) -> anyhow::Result<String> {
-    let manifest = args.file.as_deref().map(pod::read_manifest).transpose()?;
+    let manifest = args
+        .filename
+        .as_deref()
+        .map(pod::read_manifest)
+        .transpose()?;
     let client = args.cluster.connect().await?;
     let pod = match (&args.pod, manifest) {
         (Some(name), _) => {
@@ -94,6 +100,20 @@ async fn explain(args: &Args) -> anyhow::Result<String> {
     let explanation = Explanation::new(pod.as_ref(), nodes(&client).await?, clock::wall_time());
     let structured = args.output.of(&explanation)?;
     Ok(structured.unwrap_or_else(|| explanation.to_string()))
+}
+
+/// How many nodes `plimsoll explain pod` names.
+const BEST: usize = 3;
+
+/// The least loaded nodes that the pod may run on.
+pub(super) async fn best_for(
+    client: &Client,
+    pod: &Value,
+    now: Timestamp,
+) -> anyhow::Result<Explanation> {
+    let pod = ExplainedPod::of(pod)?;
+    let all = Explanation::new(Some(&pod), nodes(client).await?, now);
+    Ok(all.best(BEST))
 }
 
 async fn get_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<ExplainedPod> {

@@ -93,6 +93,21 @@ impl Explanation {
         });
         Self { pod, nodes }
     }
+
+    /// The first candidates only.
+    pub fn best(mut self, number: usize) -> Self {
+        self.nodes.retain(|node| node.candidate);
+        self.nodes.truncate(number);
+        self
+    }
+
+    /// The nodes, each in a line.
+    pub fn lines(&self) -> Vec<String> {
+        if self.nodes.is_empty() {
+            return vec!["none: no node is a candidate (plimsoll explain placement)".to_owned()];
+        }
+        self.nodes.iter().map(NodeLine::sentence).collect()
+    }
 }
 
 impl NodeLine {
@@ -132,6 +147,14 @@ impl NodeLine {
             node: name,
             notes,
         }
+    }
+
+    fn sentence(&self) -> String {
+        let percent = |percent: Option<f64>| or_unknown(percent.map(|it| format!("{it:.0} %")));
+        let (load, with_pod) = (percent(self.load), percent(self.with_pod));
+        let mut parts = vec![format!("{}: load {load}, with it {with_pod}", self.node)];
+        parts.extend(self.notes.iter().cloned());
+        parts.join("; ")
     }
 
     fn cells(&self, pod: bool, crane: bool) -> Vec<String> {
@@ -374,6 +397,11 @@ mod tests {
         // 0.85 of 2 of 4 CPUs is 42.5 percent, of a line of 80.
         assert_eq!(shown.nodes[0].with_pod, Some((40.0 + 42.5) / 80.0 * 100.0));
         assert!(!shown.nodes[4].candidate, "{shown}");
+        let best = shown.best(2).lines();
+        let first = "normal: load 50 %, with it 103 %";
+        assert!(best.len() == 2 && best[0].starts_with(first), "{best:?}");
+        let none = Explanation::new(Some(&pod()), Vec::new(), now()).best(2);
+        assert!(none.lines()[0].starts_with("none: "), "no candidates");
     }
 
     #[test]

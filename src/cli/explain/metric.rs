@@ -1,4 +1,4 @@
-//! `plimsoll query`.
+//! `plimsoll explain metric`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use anyhow::{Context as _, bail};
 use hyper::{Request, Uri};
 use serde_json::Value;
 
-use super::cluster_args::ClusterArgs;
-use super::output::Output;
-use super::{duration, print, runtime};
+use crate::cli::cluster_args::ClusterArgs;
+use crate::cli::output::Output;
+use crate::cli::{duration, print, runtime};
 use crate::cluster::client::{CallError, Server, call};
 
 const HELP: &str = "\
@@ -27,14 +27,14 @@ The controller keeps the last 10 minutes for --offset, a value each half minute.
 Permissions: get services/proxy in the namespace of the Service; none with --server.
 
 Examples:
-  plimsoll query worker-1 cpu_usage_avg_5m
-  plimsoll query 10.0.0.7 load
-  plimsoll query worker-1 load --offset 5m
-  plimsoll query worker-1 load --server http://plimsoll-scheduler-api.plimsoll
+  plimsoll explain metric worker-1 cpu_usage_avg_5m
+  plimsoll explain metric 10.0.0.7 load
+  plimsoll explain metric worker-1 load --offset 5m
+  plimsoll explain metric worker-1 load --server http://plimsoll-scheduler-api.plimsoll
 
 Exit status: 0 shown, 2 not known, or nothing could be asked.";
 
-/// Arguments of `plimsoll query`.
+/// Arguments of `plimsoll explain metric`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {

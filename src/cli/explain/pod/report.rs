@@ -5,6 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::cli::explain::placement::Explanation;
 use crate::cli::top::since;
 use crate::crd::NodeMetricStatus;
 use crate::crd::duration::format_duration;
@@ -42,6 +43,9 @@ pub(super) struct PodExplanation {
     /// Percent of the time in which it waits for a CPU. Unknown on cgroup v1, and for a pod that is not among the busiest.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_delay: Option<f64>,
+    /// The least loaded nodes for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<Explanation>,
     notes: Vec<String>,
 }
 
@@ -97,9 +101,7 @@ impl PodExplanation {
         let mut usage = usage.filter(|it| it.namespace == pod.namespace && it.name == pod.name);
         let mut notes = at.notes;
         if node.is_none() {
-            notes.push(
-                "it is on no node yet: plimsoll explain-score shows where it may go".to_owned(),
-            );
+            notes.push("it is on no node yet".to_owned());
         } else if reported.is_none() && notes.is_empty() {
             notes.push("no agent has reported from its node".to_owned());
         }
@@ -111,7 +113,18 @@ impl PodExplanation {
             policies,
             now: reported.map_or_else(Now::default, |status| Now::of(status, pod)),
             cpu_delay: usage.next().and_then(|it| it.cpu_delay),
+            placement: None,
             notes,
+        }
+    }
+
+    /// Adds where it would be placed, or why that is unknown.
+    pub(super) fn placed(&mut self, best: Result<Explanation, String>) {
+        match best {
+            Ok(best) => self.placement = Some(best),
+            Err(why) => self
+                .notes
+                .push(format!("where it would be placed is unknown: {why}")),
         }
     }
 }
@@ -254,6 +267,23 @@ impl Now {
     }
 }
 
+impl PodExplanation {
+    fn write_exemption(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.protected && !self.policies.is_empty() {
+            let (namespace, name) = self.pod.split_once('/').unwrap_or_default();
+            writeln!(
+                f,
+                "\nTo exempt it\n  kubectl annotate pod -n {namespace} {name} plimsoll.dev/protected=true"
+            )?;
+            writeln!(
+                f,
+                "  (better in its workload's template, so that its successors have it)"
+            )?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for PodExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let node = self.node.as_deref().unwrap_or("no node");
@@ -301,16 +331,12 @@ impl fmt::Display for PodExplanation {
             let names: Vec<&str> = self.policies.iter().map(|it| it.pod_qos.as_str()).collect();
             writeln!(f, "  matched by PodQOS {}", names.join(", "))?;
         }
-        if !self.protected && !self.policies.is_empty() {
-            let (namespace, name) = self.pod.split_once('/').unwrap_or_default();
-            writeln!(
-                f,
-                "\nTo exempt it\n  kubectl annotate pod -n {namespace} {name} plimsoll.dev/protected=true"
-            )?;
-            writeln!(
-                f,
-                "  (better in its workload's template, so that its successors have it)"
-            )?;
+        self.write_exemption(f)?;
+        if let Some(placement) = &self.placement {
+            writeln!(f, "\nThe least loaded nodes for it")?;
+            for line in placement.lines() {
+                writeln!(f, "  {line}")?;
+            }
         }
         Ok(())
     }
