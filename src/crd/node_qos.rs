@@ -42,7 +42,7 @@ use crate::engine::quantity::RawQuantity;
         name = "Strategy",
         type_ = "string",
         json_path = ".status.strategy",
-        description = "None (take the action) or Preview (only report)"
+        description = "Enforce (take the action) or Preview (only report)"
     ),
     printcolumn(
         name = "Nodes",

@@ -523,3 +523,27 @@ fn the_sample_audit_policy_matches_the_chart() {
         );
     }
 }
+
+/// A newcomer pastes what the README shows: it is an example, which tests compile and apply.
+#[test]
+fn the_policy_of_the_readme_is_an_example() {
+    let readme = read("README.md");
+    let policy = readme.split("```yaml\n").nth(1).unwrap();
+    let policy = policy.split("```").next().unwrap();
+    let example = read("examples/ensurance/protect.yaml");
+    assert_eq!(example.split_once("---\n").unwrap().1, policy);
+}
+
+/// The first screen: one command shows the product, one checks all of it, and CI runs that one.
+#[test]
+fn the_two_commands_of_the_readme_are_those_of_the_makefile_and_of_ci() {
+    let readme = read("README.md");
+    let first_screen: Vec<&str> = readme.lines().take(15).collect();
+    let makefile = read("Makefile");
+    for (command, target) in [("`make demo`", "\ndemo: "), ("`make test`", "\ntest: ")] {
+        let named = first_screen.iter().any(|line| line.contains(command));
+        assert!(named && makefile.contains(target), "{command}");
+    }
+    let ci = read(".ci/run");
+    assert_eq!(ci.lines().last(), Some("exec make test"));
+}

@@ -426,7 +426,11 @@ fn the_presets_of_the_chart_preview_or_act_conservatively() {
         );
         assert_eq!(action.eviction, None);
         assert_ne!(action.scheduling, Some(TaintEffect::NoSchedule));
-        assert!(action.throttle.is_none_or(|it| it == throttle(50, 10)));
+        let to_half = CpuThrottle {
+            idle: true,
+            ..throttle(50, 10)
+        };
+        assert!(action.throttle.is_none_or(|it| it == to_half));
     }
 
     let protect = compiled("charts/plimsoll/files/policies/protect.yaml", &[]);
