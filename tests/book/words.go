@@ -10,7 +10,7 @@ import (
 
 // Limits in words keep the documentation short: who adds a page or a section cuts or merges another.
 const (
-	maxWordsTotal    = 28500 // README.md and docs/*.md
+	maxWordsTotal    = 25200 // README.md and docs/*.md
 	maxWordsPage     = 3050  // of each of these
 	maxWordsInternal = 3200  // of each page of docs/internals, which has no total
 )
