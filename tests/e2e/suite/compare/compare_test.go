@@ -17,7 +17,7 @@ var (
 	length = flag.Duration("for", 90*time.Second, "duration of each phase: first no client reads, then one does")
 )
 
-// TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/node-metrics.md has it.
+// TestNodeMetricsComparedWithMetricsServer prints a table in Markdown: docs/internals/node-metrics.md has it.
 func TestNodeMetricsComparedWithMetricsServer(t *testing.T) {
 	s := open(t, *nodes)
 	// Warm-up: the first responses fill caches.
