@@ -44,7 +44,7 @@ pub struct StatusArgs {
     #[command(flatten)]
     local: local::LocalArgs,
 
-    /// Output format; JSON and YAML have {controller, agents, policies, nodes, stopped, healthy}
+    /// Output format; JSON and YAML have {controller, agents, policies, nodes, stopped, healthy, notes}
     #[arg(short = 'o', long, value_enum, default_value_t)]
     output: Output,
 

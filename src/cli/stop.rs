@@ -124,7 +124,7 @@ pub(super) fn stop(args: &StopArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
         let options = &args.options;
         let client = options.cluster.connect().await?;
-        let target = options.target(&client).await?;
+        let target = options.target(&client, Goal::Released).await?;
         let user = user_name(&client).await;
         let value = value(args.reason.as_deref(), user.as_deref(), clock::wall_time());
         request_all(&client, options, &target, Some(&value)).await?;
@@ -151,11 +151,12 @@ pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
     runtime::start()?.block_on(async {
         let options = &args.options;
         let client = options.cluster.connect().await?;
-        let target = options.target(&client).await?;
+        let target = options.target(&client, Goal::Resumed).await?;
         let objects = request_all(&client, options, &target, None).await?;
-        print_line("resume requested: every rule starts over")?;
+        let requested = "resume requested: every rule starts over";
         let awaited = match target {
             Target::Everything => {
+                print_line(requested)?;
                 let stopped = objects.iter().flat_map(stopped_nodes);
                 let stopped: BTreeSet<_> = stopped.map(|(node, _)| node.to_owned()).collect();
                 if !stopped.is_empty() {
@@ -171,6 +172,7 @@ pub(super) fn resume(args: &ResumeArgs) -> anyhow::Result<ExitCode> {
                     ))?;
                     return Ok(ExitCode::FAILURE);
                 }
+                print_line(&format!("{requested} on {}", listed(&nodes)))?;
                 Awaited::Only(nodes)
             }
         };
@@ -183,10 +185,15 @@ fn listed(nodes: &BTreeSet<String>) -> String {
 }
 
 impl Options {
-    /// The nodes that the arguments name.
-    async fn target(&self, client: &Client) -> anyhow::Result<Target> {
+    /// The nodes that the arguments name. For a resume they need not exist: a node that was stopped may be gone.
+    async fn target(&self, client: &Client, goal: Goal) -> anyhow::Result<Target> {
         let api: Api<Node> = Api::all(client.clone());
         if let Some(labels) = &self.selector {
+            if labels.trim().is_empty() {
+                bail!(
+                    "--selector is empty, which would be every node: leave it out to name all nodes"
+                );
+            }
             let params = ListParams::default().labels(labels);
             let nodes = all(params, async |page| api.list_metadata(&page).await).await;
             let nodes =
@@ -197,7 +204,8 @@ impl Options {
             }
             return Ok(Target::Nodes(nodes));
         }
-        for name in &self.node {
+        let checked = self.node.iter().filter(|_| goal == Goal::Released);
+        for name in checked {
             // Who may not read nodes can stop them all the same.
             let read = call(api.get_metadata(name)).await;
             if read.is_err_and(|error| error.code() == Some(404)) {
@@ -297,13 +305,12 @@ async fn request(
         Err(error) if error.code() == Some(404) => {}
         patched => return patched.map_err(failed),
     }
-    let mut object = value.map_or_else(|| json!({}), |_| patch);
-    object["apiVersion"] = json!("v1");
-    object["kind"] = json!("ConfigMap");
-    object["metadata"]["name"] = json!(OBJECT);
-    // A Role can allow this for a single name, but not a POST. If another client has created it meanwhile, it is changed.
-    let params = PatchParams::apply(OBJECT).force();
-    let applied = call(api.patch(OBJECT, &params, &Patch::Apply(object))).await;
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OBJECT}});
+    // A Role can allow this for a single name, but not a POST. What another client has set meanwhile stays.
+    let create = PatchParams::apply(OBJECT).force();
+    let created = call(api.patch(OBJECT, &create, &Patch::Apply(object))).await;
+    created.map_err(failed)?;
+    let applied = call(api.patch(OBJECT, &params, &merge)).await;
     let applied = applied.map_err(failed)?;
     print_line(&format!(
         "note: ConfigMap {OBJECT} was missing in namespace {namespace} and has been created; agents watch it if that is \

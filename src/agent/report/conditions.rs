@@ -168,7 +168,7 @@ pub fn conditions(
         }
         Some(Unready::Ended(why)) => make(READY, false, AGENT_ENDED, why.clone()),
         Some(Unready::Stopped) => {
-            let message = "everything is stopped: rules take no action".to_owned();
+            let message = "stopped: rules take no action".to_owned();
             make(READY, false, STOPPED, message)
         }
     };

@@ -86,7 +86,7 @@ impl Installation {
             .policies
             .iter()
             .map(|(kind, it)| (*kind, it.as_ref().err()));
-        let stop = self.stop.as_ref().err().filter(|error| !error.is_missing());
+        let stop = self.stop.as_ref().err();
         let parts = [
             (
                 "the Deployments of controllers",

@@ -71,6 +71,8 @@ struct Nodes {
     throttled_pods: u64,
     /// Stopped by name, not with all others.
     stopped: Vec<String>,
+    /// Whose agents do not act, as they report.
+    not_acting: Vec<String>,
 }
 
 impl StatusSummary {
@@ -81,8 +83,9 @@ impl StatusSummary {
         let stop = it.stop.as_ref().ok();
         let nodes = Nodes::of(it);
         let stopped = stop.and_then(stop_of_all);
-        let responds = agents.not_responding.is_empty() && agents.without_agent.is_empty();
-        let acts = stopped.is_none() && nodes.stopped.is_empty();
+        // Nodes without an agent may be meant: of another architecture, or with a taint that agents do not tolerate.
+        let responds = agents.not_responding.is_empty();
+        let acts = stopped.is_none() && nodes.stopped.is_empty() && nodes.not_acting.is_empty();
         let unread = it.unread();
         let healthy = unread.is_empty()
             && controller.leader.is_some()
@@ -198,18 +201,27 @@ fn problem(policy: &Policy) -> Option<&str> {
     let Some(conditions) = status.and_then(|it| it.conditions.as_ref()) else {
         return Some("not evaluated yet");
     };
-    let mut conditions = conditions.iter();
-    let failed = conditions.find(|it| it.kind == "Ready" && it.status == "False")?;
-    Some(&failed.reason)
+    if status.and_then(|it| it.observed_generation) < policy.metadata.generation {
+        return Some("its last edit is not evaluated yet");
+    }
+    let ready = conditions.iter().find(|it| it.kind == "Ready");
+    match ready {
+        Some(ready) if ready.status == "True" => None,
+        Some(ready) => Some(&ready.reason),
+        None => Some("not evaluated yet"),
+    }
 }
 
 impl Nodes {
     fn of(it: &Installation) -> Self {
-        let columns = ["Name", "Breached", "Scheduling", "Throttled"];
+        let columns = ["Name", "Breached", "Scheduling", "Throttled", "Stopped"];
         let rows = it.watermarks.iter().flat_map(|it| it.cells(columns));
-        let (mut over_threshold, mut closed) = (Vec::new(), Vec::new());
+        let (mut over_threshold, mut closed, mut not_acting) = (Vec::new(), Vec::new(), Vec::new());
         let mut throttled_pods = 0;
-        for [name, breached, scheduling, throttled] in rows {
+        for [name, breached, scheduling, throttled, stopped] in rows {
+            if !stopped.is_empty() {
+                not_acting.push(name.to_owned());
+            }
             if breached.parse::<u64>().is_ok_and(|number| number > 0) {
                 over_threshold.push(name.to_owned());
             }
@@ -224,6 +236,7 @@ impl Nodes {
             closed,
             throttled_pods,
             stopped: stopped.map(|(node, _)| node.to_owned()).collect(),
+            not_acting,
         }
     }
 }
@@ -284,13 +297,20 @@ impl StatusSummary {
         let stopped = &self.nodes.stopped;
         let all = self.stopped.as_ref();
         let all = all.map(|reason| format!("everything is {}", stop_message(reason)));
-        let acts = all.is_none() && stopped.is_empty();
+        let acts = all.is_none() && stopped.is_empty() && self.nodes.not_acting.is_empty();
+        // The agents of an object that was deleted stay stopped.
+        let not_acting = some(&self.nodes.not_acting, "not acting");
         [
             self.controller.line(),
             self.agents.line(),
             self.policies.line(),
             self.nodes.line(),
-            Line::new("Stopped", acts, [all, some(stopped, "by name")], "no"),
+            Line::new(
+                "Stopped",
+                acts,
+                [all, some(stopped, "by name"), not_acting],
+                "no",
+            ),
         ]
     }
 }
@@ -320,7 +340,7 @@ impl Agents {
             some(&self.not_responding, "without a response"),
             some(&self.without_agent, "without an agent"),
         ];
-        Line::new("Agents", responding == nodes, parts, "")
+        Line::new("Agents", self.not_responding.is_empty(), parts, "")
     }
 }
 

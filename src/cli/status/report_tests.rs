@@ -30,7 +30,7 @@ fn installation() -> Installation {
     let row = |name: &str| json!({"cells": [name, 0, "Enabled", 0, "0.1.0"]});
     let ready = json!({
         "metadata": {"name": "batch", "generation": 1},
-        "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Compiled"}]},
+        "status": {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True", "reason": "Compiled"}]},
     });
     let policies = || Ok(read(json!([ready])));
     let labels = json!({"app.kubernetes.io/version": "0.1.0"});
@@ -147,10 +147,44 @@ fn what_could_not_be_read_is_no_good_news() {
         |it| it.leases = Err(refused()),
         "note: the agents' Leases could not be read: leases is forbidden",
     );
-    let mut it = installation();
-    it.stop = Err(SnapshotError {
+    let missing = SnapshotError {
         code: Some(404),
         why: "not found".to_owned(),
-    });
-    assert!(text(&it).0, "a missing object stops nothing");
+    };
+    assert_unhealthy(
+        |it| it.stop = Err(missing),
+        "the ConfigMap of the emergency stop could not be read: not found",
+    );
+}
+
+#[test]
+fn agents_that_do_not_act_are_named_without_the_object_that_stopped_them() {
+    let mut it = installation();
+    let columns = ["Name", "Stopped", "Agent"];
+    let columns: Vec<Value> = columns.iter().map(|name| json!({"name": name})).collect();
+    let rows = json!([
+        {"cells": ["worker-1", "Released", "0.1.0"]}, {"cells": ["worker-2", "", "0.1.0"]}, {"cells": ["arm", "", ""]},
+    ]);
+    it.watermarks = Ok(read(json!({"columnDefinitions": columns, "rows": rows})));
+    let (healthy, text) = text(&it);
+    assert!(
+        !healthy && text.contains("Stopped:    1 not acting: worker-1"),
+        "{text}"
+    );
+    assert!(
+        text.contains("2 of 3 nodes respond (0.1.0); 1 without an agent: arm"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_edit_that_is_not_evaluated_is_not_in_force() {
+    let edited = json!([{
+        "metadata": {"name": "batch", "generation": 2},
+        "status": {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True", "reason": "Compiled"}]},
+    }]);
+    assert_unhealthy(
+        |it| it.policies[0].1 = Ok(read(edited)),
+        "NodeQOS batch (its last edit is not evaluated yet)",
+    );
 }

@@ -92,11 +92,17 @@ impl Progress {
             nodes: 0,
             waiting: Vec::new(),
         };
+        // A node that is named has to confirm it, also if no agent has ever reported from there.
+        let mut unseen = match awaited {
+            Awaited::Only(nodes) if goal == Goal::Released => nodes.clone(),
+            _ => BTreeSet::new(),
+        };
         for [name, stopped, agent] in table.cells(columns) {
             if agent.is_empty() || !awaited.contains(name) {
                 continue;
             }
             progress.nodes += 1;
+            unseen.remove(name);
             let reached = match goal {
                 Goal::Released => stopped == RELEASED,
                 Goal::Resumed => stopped.is_empty(),
@@ -105,6 +111,8 @@ impl Progress {
                 progress.waiting.push(name.to_owned());
             }
         }
+        progress.nodes += unseen.len();
+        progress.waiting.extend(unseen);
         Ok(progress)
     }
 
@@ -187,6 +195,13 @@ mod tests {
             count(Goal::Released, Awaited::Only(names())),
             "1 of 1 nodes have restored everything"
         );
+        let absent = Awaited::Only(BTreeSet::from(["no-agent".to_owned()]));
+        assert_eq!(
+            count(Goal::Released, absent.clone()),
+            "0 of 1 nodes have restored everything"
+        );
+        // A node that is gone has nothing to resume.
+        assert_eq!(count(Goal::Resumed, absent), "0 of 0 nodes have resumed");
         assert_eq!(
             count(Goal::Resumed, Awaited::AllBut(names())),
             "2 of 2 nodes have resumed"
